@@ -1,0 +1,3 @@
+"""Metrics of the models."""
+
+from keras_lt.metrics.perplexity import Perplexity

@@ -1,0 +1,1 @@
+from keras_lt.objectives.causal_windows import causal_windows

@@ -1,0 +1,150 @@
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lt.ops.masks import expand_mask
+
+# Finite, so that a row of blocked scores gives no NaN, and far enough below any score that its weight underflows to 0.
+_BLOCKED = -1e30
+
+
+def dot_product_attention(query, key, value, mask=None, scale=None):
+    """Scaled dot-product attention: `softmax(Q K / sqrt(H) + M) V`.
+
+    Where the backend has a fused kernel (JAX, PyTorch) it is used; the numbers are those of `attention_weights` and
+    `attend`. A query that may look at nothing gets a context of exactly zero, with zero gradients.
+
+    Args:
+        query: Tensor of shape `(B, N, T, H)`.
+        key: Tensor of shape `(B, K, S, H)`. `N` is a multiple of `K`: each key head serves `N / K` query heads.
+        value: Tensor of shape `(B, K, S, H)`.
+        mask: Tensor of shape `(T, S)`, `(B, T, S)` or `(B, N or 1, T, S)`; booleans (True = may look) or numbers that
+            are added to the scores (minus infinity = may not look). Defaults to `None`.
+        scale: Float. What the scores are multiplied by. Defaults to `None`, that is `1 / sqrt(H)`.
+
+    Returns:
+        The context, a tensor of shape `(B, N, T, H)`.
+
+    Raises:
+        ValueError: If the shapes do not fit each other.
+
+    Example:
+
+    >>> query, key, value = np.random.rand(3, 2, 4, 7, 5)
+    >>> keras_lt.ops.dot_product_attention(query, key, value, mask=keras_lt.ops.causal_mask(7, 7)).shape
+    (2, 4, 7, 5)
+
+    Source: S1, `Attention`; S3, `attention`.
+    """
+    query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
+    # Keras has no fused kernel on TensorFlow, and what it composes there fails for one key head of many query heads.
+    if keras.config.backend() == "tensorflow":
+        return attend(attention_weights(query, key, mask, scale), value)
+    _check_shapes(query, key, value)
+    mask, bias = _boolean_and_bias(mask, query, key)
+    query, key, value = (ops.swapaxes(x, 1, 2) for x in (query, key, value))  # (B, T, N, H)
+    groups = query.shape[2] // key.shape[2]
+    if groups > 1:
+        key, value = ops.repeat(key, groups, axis=2), ops.repeat(value, groups, axis=2)
+    context = ops.swapaxes(ops.dot_product_attention(query, key, value, bias=bias, mask=mask, scale=scale), 1, 2)
+    return context if mask is None else context * _has_key(mask, context.dtype)
+
+
+def attention_weights(query, key, mask=None, scale=None):
+    """How much each query looks at each key: `softmax(Q K / sqrt(H) + M)`.
+
+    The softmax is taken in float32 at least. A blocked key gets weight exactly 0, and so does every key of a query
+    that may look at nothing.
+
+    Args:
+        query: Tensor of shape `(B, N, T, H)`.
+        key: Tensor of shape `(B, K, S, H)`, `N` being a multiple of `K`.
+        mask: As in `dot_product_attention`. Defaults to `None`.
+        scale: Float. What the scores are multiplied by. Defaults to `None`, that is `1 / sqrt(H)`.
+
+    Returns:
+        The weights, a tensor of shape `(B, N, T, S)` in the dtype of `query`.
+
+    Raises:
+        ValueError: If the shapes do not fit each other.
+
+    Source: S1, `Attention`; S2, `alpha`; S3, `attention`.
+    """
+    query, key = ops.convert_to_tensor(query), ops.convert_to_tensor(key)
+    _check_shapes(query, key, key)
+    mask, bias = _boolean_and_bias(mask, query, key)
+    dtype = query.dtype
+    query = query * ops.cast(1 / math.sqrt(query.shape[-1]) if scale is None else scale, dtype)
+    scores = ops.einsum("bkth,bksh->bkts", _group(query, key.shape[1]), key)
+    scores = _ungroup(scores, query.shape[1], ops.shape(query)[2])
+    scores = ops.cast(scores, keras.backend.result_type(dtype, "float32"))
+    if bias is not None:
+        scores = scores + ops.cast(bias, scores.dtype)
+    if mask is None:
+        return ops.cast(ops.softmax(scores, axis=-1), dtype)
+    weights = ops.cast(ops.softmax(ops.where(mask, scores, _BLOCKED), axis=-1), dtype)
+    return weights * _has_key(mask, dtype)
+
+
+def attend(weights, value):
+    """The values of the keys, mixed by the weights.
+
+    Args:
+        weights: Tensor of shape `(B, N, T, S)`, as from `attention_weights`.
+        value: Tensor of shape `(B, K, S, H)`, `N` being a multiple of `K`.
+
+    Returns:
+        The context, a tensor of shape `(B, N, T, H)`.
+
+    Source: S1, `Attention`; S3, `attention`.
+    """
+    value = ops.convert_to_tensor(value)
+    context = ops.einsum("bkts,bksh->bkth", _group(weights, value.shape[1]), value)
+    return _ungroup(context, weights.shape[1], ops.shape(weights)[2])
+
+
+def _group(x, num_key_value_heads):
+    """Stack the queries of the heads that share a key head: (B, N, T, X) -> (B, K, N/K*T, X)."""
+    groups = x.shape[1] // num_key_value_heads
+    if groups == 1:
+        return x
+    return ops.reshape(x, (-1, num_key_value_heads, groups * ops.shape(x)[2], ops.shape(x)[3]))
+
+
+def _ungroup(x, num_heads, query_length):
+    if x.shape[1] == num_heads:
+        return x
+    return ops.reshape(x, (-1, num_heads, query_length, ops.shape(x)[3]))
+
+
+def _boolean_and_bias(mask, query, key):
+    """Split a mask into where one may look (or None) and what is added to the scores (or None), both of rank 4."""
+    if mask is None:
+        return None, None
+    mask = ops.convert_to_tensor(mask)
+    mask = expand_mask(mask, query.shape[2], key.shape[2], query.shape[1], query.shape[0], name="mask")
+    if "float" not in keras.backend.standardize_dtype(mask.dtype):
+        return ops.cast(mask, "bool"), None
+    allowed = mask > -np.inf
+    return allowed, ops.where(allowed, mask, ops.zeros_like(mask))
+
+
+def _has_key(mask, dtype):
+    return ops.cast(ops.any(mask, axis=-1, keepdims=True), dtype)
+
+
+def _check_shapes(query, key, value):
+    shapes = [tuple(x.shape) for x in (query, key, value)]
+    if any(len(shape) != 4 for shape in shapes):
+        raise ValueError(
+            "`query`, `key` and `value` must have the shapes (B, N, T, H), (B, K, S, H) and (B, K, S, H). "
+            f"Received: {shapes[0]}, {shapes[1]} and {shapes[2]}"
+        )
+    (_, num_heads, _, head_dim), (_, num_key_value_heads, _, key_dim), _ = shapes
+    if num_heads % num_key_value_heads or head_dim != key_dim:
+        raise ValueError(
+            "`query` and `key` must have the same size a head, and the number of query heads must be a multiple of "
+            f"the number of key heads. Received: query.shape={shapes[0]}, key.shape={shapes[1]}"
+        )

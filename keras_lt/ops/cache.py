@@ -1,0 +1,51 @@
+from keras import ops
+
+
+def update_cache(cache, new, start_index):
+    """Write new entries into a cache at each row's own place.
+
+    Args:
+        cache: Tensor of shape `(B, K, S, H)`.
+        new: Tensor of shape `(B, K, T, H)`.
+        start_index: Integer, or an integer tensor of shape `()` or `(B,)`. Where the first of the new entries goes.
+            Entries that would fall outside the cache are dropped.
+
+    Returns:
+        The cache with `new[b, :, t]` at `[b, :, start_index[b] + t]`, a tensor of shape `(B, K, S, H)`.
+    """
+    new = ops.cast(new, cache.dtype)
+    length = ops.shape(new)[2]
+    source, written = _source_index(start_index, ops.shape(cache)[2], length)
+    written = written[:, None, :, None]
+    if new.shape[2] == 1:
+        return ops.where(written, new, cache)
+    source = ops.clip(source, 0, length - 1)[:, None, :, None]
+    source = ops.broadcast_to(source, ops.shape(cache))
+    return ops.where(written, ops.take_along_axis(new, source, axis=2), cache)
+
+
+def place_mask(mask, key_length, start_index):
+    """Stretch a mask of the new tokens over all keys of a cache; the keys written before are open.
+
+    Args:
+        mask: Boolean tensor of shape `(B, T)`, or `None`.
+        key_length: Integer. Length `S` of the cache.
+        start_index: As in `update_cache`.
+
+    Returns:
+        A boolean tensor of shape `(B, S)`, or `None` for `None`.
+    """
+    if mask is None:
+        return None
+    mask = ops.cast(mask, "bool")
+    length = ops.shape(mask)[1]
+    source, written = _source_index(start_index, key_length, length)
+    source = ops.broadcast_to(ops.clip(source, 0, length - 1), (ops.shape(mask)[0], key_length))
+    return ops.logical_or(ops.take_along_axis(mask, source, axis=1), ops.logical_not(written))
+
+
+def _source_index(start_index, cache_length, length):
+    """For each place of the cache which new entry goes there, `(B or 1, S)`, and whether one does."""
+    starts = ops.reshape(ops.cast(start_index, "int32"), (-1, 1))
+    source = ops.arange(cache_length, dtype="int32") - starts
+    return source, ops.logical_and(source >= 0, source < length)

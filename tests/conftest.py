@@ -1,0 +1,13 @@
+"""Makes `tests/testing.py` importable as `testing` from every test file.
+
+`tests/` itself stays off the path: its folders `tokenizers` and `datasets` would answer there for libraries of those
+names that are not installed.
+"""
+
+import importlib.util
+import pathlib
+import sys
+
+spec = importlib.util.spec_from_file_location("testing", pathlib.Path(__file__).with_name("testing.py"))
+sys.modules["testing"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["testing"])

@@ -1,0 +1,114 @@
+"""The scripts run: every example, and every command of the README that calls an example or a tool, in a small setting.
+
+All runs of one backend share one process, because importing TensorFlow takes longer than most of them.
+"""
+
+import importlib.util
+import json
+import re
+import shlex
+
+import pytest
+
+from testing import BACKEND, ROOT, SHARED, fresh_process
+
+# What makes each script finish in seconds; it is appended to a command, where it overrides what stands before it.
+SMALL = {
+    "examples/train_text.py": "--steps 2",
+}
+
+EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("*.py"))
+SCRIPTS = EXAMPLES + sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").glob("*.py"))
+
+# Each command runs as if typed in a checkout, which here is a fresh folder with links to the scripts and the data.
+RUN_ALL = """
+    import contextlib, io, json, os, pathlib, runpy, sys, traceback
+
+    commands, links = map(json.loads, sys.argv[1:])
+    start, path, results = pathlib.Path.cwd(), list(sys.path), []
+    for number, (script, *arguments) in enumerate(commands):
+        folder = start / str(number) / "checkout"
+        folder.mkdir(parents=True)
+        os.chdir(folder)
+        for link, target in links.items():
+            os.symlink(target, link)
+        sys.argv, sys.path[:], output, error = [script, *arguments], path, io.StringIO(), None
+        try:
+            with contextlib.redirect_stdout(output):
+                runpy.run_path(script, run_name="__main__")
+        except SystemExit as stop:
+            error = f"it exits with {stop.code}" if stop.code else None
+        except BaseException:
+            error = traceback.format_exc()
+        results.append([error, output.getvalue()])
+    heavy = sorted({"keras", "tensorflow", "jax", "torch"} & set(sys.modules))
+    print("\\n" + json.dumps({"results": results, "heavy": heavy}))
+"""
+
+
+def run_commands(commands, folder, **env):
+    links = {"examples": ROOT / "examples", "tools": ROOT / "tools", "../shared": SHARED}
+    links = {link: str(target) for link, target in links.items() if target.is_dir()}
+    return json.loads(
+        fresh_process(RUN_ALL, json.dumps(commands), json.dumps(links), cwd=folder, **env).splitlines()[-1]
+    )
+
+
+def readme_commands():
+    """The commands in the README's bash blocks that call a script: [(environment, [script, arguments ...])]."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    found = []
+    for block in re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for command in re.split(r"&&|;|\n", block):
+            words = shlex.split(command, comments=True)
+            scripts = [word for word in words if re.match(r"(examples|tools)/\w+\.py$", word)]
+            if scripts:
+                first = words.index(scripts[0])
+                found.append((dict(word.split("=", 1) for word in words[:first] if "=" in word), words[first:]))
+    return found
+
+
+def small_commands():
+    """Everything to run, by backend: {backend: [command]}; what the table does not name is left out here."""
+    commands = [({}, [script]) for script in EXAMPLES] + readme_commands()
+    by_backend = {}
+    for env, (script, *arguments) in commands:
+        if script in SMALL:
+            command = [script, *arguments, *shlex.split(SMALL[script])]
+            runs = by_backend.setdefault(env.get("KERAS_BACKEND", BACKEND), [])
+            if command not in runs:
+                runs.append(command)
+    return by_backend
+
+
+def test_the_table_names_every_script_that_is_to_run():
+    needed = {*EXAMPLES, *(script for _, (script, *_) in readme_commands())}
+    assert needed <= set(SMALL), f"the table SMALL has no line for {sorted(needed - set(SMALL))}"
+    assert set(SMALL) <= set(SCRIPTS), f"the table SMALL names {sorted(set(SMALL) - set(SCRIPTS))}, which are not there"
+
+
+@pytest.mark.parametrize("backend", sorted({BACKEND, *small_commands()}))
+def test_commands_run(backend, tmp_path):
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    commands = small_commands().get(backend, [])
+    commands = [command for command in commands if SHARED.is_dir() or "../shared" not in " ".join(command)]
+    results = run_commands(commands, tmp_path, KERAS_BACKEND=backend)["results"]
+    failures = [
+        f"{shlex.join(command)}\n{output[-2000:]}\n{error or 'it prints nothing'}"
+        for command, (error, output) in zip(commands, results, strict=True)
+        if error or not output.strip()
+    ]
+    assert not failures, "\n\n".join(failures)
+
+
+def test_help_is_there_and_fast(tmp_path):
+    answer = run_commands([[script, "--help"] for script in SCRIPTS], tmp_path)
+    for script, (error, output) in zip(SCRIPTS, answer["results"], strict=True):
+        assert error is None and output.startswith("usage:"), f"{script} --help: {error or output}"
+    assert answer["heavy"] == [], f"--help of a script imports {answer['heavy']}"
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_are_short(example):
+    assert len((ROOT / example).read_text(encoding="utf-8").splitlines()) < 120
