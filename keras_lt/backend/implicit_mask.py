@@ -3,7 +3,7 @@ import keras
 
 class _MaskReader(keras.layers.Layer):
     def call(self, inputs, mask=None):
-        self.found.append(mask)
+        self.found = mask
         return inputs
 
 
@@ -13,13 +13,14 @@ def implicit_mask(tensor):
     Keras offers it to layers only, as the argument `mask`; where it is kept depends on the backend.
 
     Args:
-        tensor: Tensor, as a layer returned it.
+        tensor: Tensor, as a layer returned it. An array or a list has no mask.
 
     Returns:
         A boolean tensor or `None`.
     """
-    reader = _MaskReader(dtype=keras.backend.standardize_dtype(tensor.dtype))
+    if not keras.ops.is_tensor(tensor):
+        return None
+    reader = _MaskReader(name="implicit_mask", dtype=keras.backend.standardize_dtype(tensor.dtype))
     reader.supports_masking = True
-    reader.found = found = []
     reader(tensor)
-    return found[0]
+    return reader.found

@@ -3,6 +3,7 @@ import numbers
 import keras
 from keras import ops
 
+from keras_lt.backend.replicas import sum_on_first_replica
 from keras_lt.ops.smoothing import smooth
 
 # The smallest normal float32: below it compiled code may read epsilon as 0, and a zero gradient would give 0 / 0.
@@ -47,10 +48,11 @@ class SmoothedRMS(keras.optimizers.Optimizer):
 
     With `gradient_accumulation_steps=k` a learning rate schedule counts every batch, not every `k`-th.
 
-    Under `tf.distribute.MirroredStrategy`, plain steps, `weight_decay`, `use_ema` and `loss_scale_factor` give the
-    weights that one device gives. `clipnorm`, `clipvalue` and `global_clipnorm` do not: Keras clips the gradient of
-    each replica before it sums them. `gradient_accumulation_steps` and `ema_overwrite_frequency` are refused by
-    TensorFlow with an error about `merge_call`, as for every Keras optimizer.
+    Under `tf.distribute.MirroredStrategy`, plain steps, `weight_decay`, `use_ema`, `loss_scale_factor`, `clipnorm`,
+    `clipvalue` and `global_clipnorm` give the weights that one device gives. For the last three the gradients are
+    summed over the replicas before Keras clips them; Keras alone clips those of each replica. TensorFlow refuses
+    `gradient_accumulation_steps` and `ema_overwrite_frequency` with an error about `merge_call`, as it does for every
+    Keras optimizer.
 
     Example:
 
@@ -93,7 +95,10 @@ class SmoothedRMS(keras.optimizers.Optimizer):
         )
 
     def apply(self, grads, trainable_variables=None):
-        super().apply([_dense_and_wide(gradient) for gradient in grads], trainable_variables)
+        grads = [_dense_and_wide(gradient) for gradient in grads]
+        if self.clipnorm or self.clipvalue or self.global_clipnorm:
+            grads = sum_on_first_replica(grads)
+        super().apply(grads, trainable_variables)
 
     def update_step(self, gradient, variable, learning_rate):
         index = self._get_variable_index(variable)
