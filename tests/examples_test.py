@@ -10,7 +10,7 @@ import shlex
 
 import pytest
 
-from testing import BACKEND, ROOT, SHARED, fresh_process
+from testing import BACKEND, ROOT, SHARED, fresh_process, readme_blocks, shell_commands
 
 # What makes each script finish in seconds; it is appended to a command, where it overrides what stands before it.
 SMALL = {
@@ -18,7 +18,8 @@ SMALL = {
 }
 
 EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("*.py"))
-SCRIPTS = EXAMPLES + sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").glob("*.py"))
+TOOLS = sorted(path for path in (ROOT / "tools").glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
+SCRIPTS = EXAMPLES + [path.relative_to(ROOT).as_posix() for path in TOOLS]
 
 # Each command runs as if typed in a checkout, which here is a fresh folder with links to the scripts and the data.
 RUN_ALL = """
@@ -32,7 +33,8 @@ RUN_ALL = """
         os.chdir(folder)
         for link, target in links.items():
             os.symlink(target, link)
-        sys.argv, sys.path[:], output, error = [script, *arguments], path, io.StringIO(), None
+        sys.argv, sys.path[:] = [script, *arguments], [os.path.dirname(script), *path]
+        output, error = io.StringIO(), None
         try:
             with contextlib.redirect_stdout(output):
                 runpy.run_path(script, run_name="__main__")
@@ -41,6 +43,9 @@ RUN_ALL = """
         except BaseException:
             error = traceback.format_exc()
         results.append([error, output.getvalue()])
+        if "keras" in sys.modules:
+            sys.modules["keras"].utils.clear_session()
+            sys.modules["keras"].config.set_dtype_policy("float32")
     heavy = sorted({"keras", "tensorflow", "jax", "torch"} & set(sys.modules))
     print("\\n" + json.dumps({"results": results, "heavy": heavy}))
 """
@@ -49,6 +54,7 @@ RUN_ALL = """
 def run_commands(commands, folder, **env):
     links = {"examples": ROOT / "examples", "tools": ROOT / "tools", "../shared": SHARED}
     links = {link: str(target) for link, target in links.items() if target.is_dir()}
+    env = {"KERAS_LT_DATA": str(SHARED / "data") if SHARED.is_dir() else None, **env}
     return json.loads(
         fresh_process(RUN_ALL, json.dumps(commands), json.dumps(links), cwd=folder, **env).splitlines()[-1]
     )
@@ -56,15 +62,13 @@ def run_commands(commands, folder, **env):
 
 def readme_commands():
     """The commands in the README's bash blocks that call a script: [(environment, [script, arguments ...])]."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
     found = []
-    for block in re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        for command in re.split(r"&&|;|\n", block):
-            words = shlex.split(command, comments=True)
-            scripts = [word for word in words if re.match(r"(examples|tools)/\w+\.py$", word)]
-            if scripts:
-                first = words.index(scripts[0])
-                found.append((dict(word.split("=", 1) for word in words[:first] if "=" in word), words[first:]))
+    for command in [command for block in readme_blocks("bash") for command in shell_commands(block)]:
+        words = shlex.split(command)
+        scripts = [word for word in words if re.match(r"(examples|tools)/\w+\.py$", word)]
+        if scripts:
+            first = words.index(scripts[0])
+            found.append((dict(word.split("=", 1) for word in words[:first] if "=" in word), words[first:]))
     return found
 
 
@@ -105,7 +109,7 @@ def test_commands_run(backend, tmp_path):
 def test_help_is_there_and_fast(tmp_path):
     answer = run_commands([[script, "--help"] for script in SCRIPTS], tmp_path)
     for script, (error, output) in zip(SCRIPTS, answer["results"], strict=True):
-        assert error is None and output.startswith("usage:"), f"{script} --help: {error or output}"
+        assert (error, output[:6]) == (None, "usage:"), f"{script} --help: {error or output}"
     assert answer["heavy"] == [], f"--help of a script imports {answer['heavy']}"
 
 

@@ -1,15 +1,9 @@
-"""What the tests share: compile modes, gradients, fresh processes, skip marks. It knows no class of keras_lt.
-
-from testing import MODES, run
-
-@pytest.mark.parametrize("mode", MODES)
-def test_twice(mode):
-    assert_close(run(mode, lambda x: x * 2, np.ones((2, 3))), np.full((2, 3), 2.0))
-"""
+"""What the tests share: compile modes, gradients, fresh processes, skip marks. It knows no class of keras_lt."""
 
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -22,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 BACKEND = keras.backend.backend()
 
-# "eager", "graph" (tf.function without XLA), "jit" (XLA)
+# graph is tf.function without XLA, jit with it
 MODES = {"tensorflow": ["eager", "graph", "jit"], "jax": ["eager", "jit"]}.get(BACKEND, ["eager"])
 
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the folder ../shared is not beside this checkout")
@@ -37,7 +31,8 @@ def run(mode, function, *args):
     Arrays anywhere in `args` become (traced) tensors; everything else in them stays a Python value. Layers have to be
     built before; what the function assigns to variables is kept on TensorFlow and PyTorch, dropped on JAX.
     """
-    return to_numpy(compiled(mode, function, args)(_arrays(args)))
+    arrays = [keras.ops.convert_to_tensor(leaf) for leaf in keras.tree.flatten(args) if hasattr(leaf, "dtype")]
+    return to_numpy(compiled(mode, function, args)(arrays))
 
 
 def gradient(mode, function, inputs, *args):
@@ -65,9 +60,10 @@ def weight_gradient(mode, layer, function, *args):
 
 
 def assert_close(actual, expected, tolerance=1e-6):
-    """Compares two arrays or trees of arrays, shapes and NaNs included; absolute up to 1, relative above."""
-    keras.tree.assert_same_structure(to_numpy(actual), to_numpy(expected))
-    for one, other in zip(*map(keras.tree.flatten, (to_numpy(actual), to_numpy(expected))), strict=True):
+    """Compares two arrays or trees of arrays, shapes and NaNs included, by an absolute plus a relative tolerance."""
+    actual, expected = to_numpy(actual), to_numpy(expected)
+    keras.tree.assert_same_structure(actual, expected)
+    for one, other in zip(keras.tree.flatten(actual), keras.tree.flatten(expected), strict=True):
         assert np.shape(one) == np.shape(other), f"shapes {np.shape(one)} and {np.shape(other)} differ"
         one, other = (np.asarray(array).astype("float64") for array in (one, other))
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
@@ -88,6 +84,19 @@ def fresh_process(code, *arguments, cwd=None, timeout=600, **env):
     if result.returncode:
         raise RuntimeError(f"the process exited with {result.returncode}\n{result.stdout}\n{result.stderr}")
     return result.stdout
+
+
+def readme_blocks(language):
+    """The README's fenced blocks in one language ("" for none), in their order."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return [body for name, body in re.findall(r"^```(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE) if name == language]
+
+
+def shell_commands(block):
+    """The commands of a bash block, one a line or joined by `&&`, without comments."""
+    lines = re.sub(r"\\\n\s*", "", block).splitlines()
+    parts = [part.strip() for line in lines for part in re.sub(r"(^|\s)#.*", "", line).split("&&")]
+    return [part for part in parts if part]
 
 
 def to_numpy(tree):
@@ -119,10 +128,6 @@ def compiled(mode, function, args):
     import tensorflow as tf
 
     return tf.function(call, jit_compile=mode == "jit")
-
-
-def _arrays(args):
-    return [keras.ops.convert_to_tensor(leaf) for leaf in keras.tree.flatten(args) if hasattr(leaf, "dtype")]
 
 
 def _backend_gradient(total, inputs, *args):

@@ -1,1 +1,1 @@
-
+from keras_lt.datasets.text import python_topics, tiny_shakespeare

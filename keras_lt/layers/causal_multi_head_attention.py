@@ -3,7 +3,7 @@ import numpy as np
 from keras import ops
 
 from keras_lt.backend import check_positive_integer, is_concrete
-from keras_lt.layers.composite_layer import pack_results
+from keras_lt.layers.composite_layer import check_shape, pack_results
 from keras_lt.layers.multi_head_attention import MultiHeadAttention, heads_kernel
 from keras_lt.ops.cache import place_mask, update_cache
 from keras_lt.ops.ids import nan_unless
@@ -92,16 +92,16 @@ class CausalMultiHeadAttention(MultiHeadAttention):
         self.window_size = window_size
         self.rotary = rotary
         check_positive_integer("window_size", window_size, optional=True)
-        if rotary and head_dim is not None and head_dim % 2:
-            raise ValueError(f"Rotary positions need heads of an even size. Received: head_dim={head_dim}")
+        self._check_rotary(head_dim)
 
     def build(self, input_shape):
         hidden_dim = input_shape[-1]
         head_dim = self._size_of_heads(hidden_dim)
+        self._check_rotary(head_dim)
         self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: hidden_dim})
         self.query_key_value = self._build_projection("query_key_value", self._parts(), hidden_dim, head_dim)
         self._build_output(hidden_dim, head_dim)
-        self.restore_quantization()
+        self.finish_build()
 
     def call(
         self,
@@ -116,6 +116,7 @@ class CausalMultiHeadAttention(MultiHeadAttention):
         training=None,
     ):
         start_index = 0 if start_index is None else start_index
+        check_shape("start_index", start_index, (), (inputs.shape[0],))
         query, key, value = ops.split(self.query_key_value(inputs), self._borders(), axis=1)  # (B, N or K, T, H)
         if self.rotary:
             positions = ops.cast(start_index, "int32")[..., None] + ops.arange(ops.shape(inputs)[1], dtype="int32")
@@ -168,6 +169,10 @@ class CausalMultiHeadAttention(MultiHeadAttention):
         """The value projection in the sources' shape, `(K, D, H)`: S1's `W_V`, S3's `vw`."""
         return heads_kernel(self.query_key_value)[self._borders()[1] :]
 
+    def _check_rotary(self, head_dim):
+        if self.rotary and head_dim is not None and head_dim % 2:
+            raise ValueError(f"Rotary positions need heads of an even size. Received: head_dim={head_dim}")
+
     def _parts(self):
         return [self.num_heads, self._key_value_heads(), self._key_value_heads()]
 
@@ -178,7 +183,9 @@ class CausalMultiHeadAttention(MultiHeadAttention):
     def _visible(self, query, key, cache, start_index, implicit_masks, padding_mask, attention_mask):
         """Every mask joined: booleans that broadcast to (B, N, T, S)."""
         batch_size, length, key_length = query.shape[0], query.shape[2], key.shape[2]
-        visible = causal_mask(ops.shape(query)[2], ops.shape(key)[2], start_index, self.window_size)
+        # Without a cache the keys start where the queries do.
+        first_query = 0 if cache is None else start_index
+        visible = causal_mask(ops.shape(query)[2], ops.shape(key)[2], first_query, self.window_size)
         masks = [expand_mask(visible, length, key_length)]
         for mask in implicit_masks:
             if cache is not None:

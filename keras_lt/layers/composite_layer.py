@@ -1,6 +1,7 @@
 import inspect
 
 import keras
+import numpy as np
 
 
 class QuantizableMixin:
@@ -35,8 +36,15 @@ class QuantizableMixin:
             composite.restore_quantization()
         return composite
 
+    def finish_build(self):
+        """The last line of `build`: what was said of the whole before there were inner layers is passed on to them."""
+        self.restore_quantization()
+        if not self.trainable:
+            for _, layer in self._inner_layers():
+                layer.trainable = False
+
     def restore_quantization(self):
-        """Quantize the inner layers as the configuration said: the last line of `build`, of effect after loading."""
+        """Quantize the inner layers as the configuration said: of effect after loading, once."""
         quantization = getattr(self, "_quantization_to_restore", None)
         if quantization:
             self._quantization_to_restore = None
@@ -47,7 +55,7 @@ class QuantizableMixin:
     def _inner_layers(self):
         prefix = f"{self.path}/"
         return [
-            (layer.path.removeprefix(prefix), layer) for layer in self._flatten_layers(include_self=False) if layer.built
+            (layer.path.removeprefix(prefix), layer) for layer in self._flatten_layers(include_self=False) if layer.path
         ]
 
 
@@ -69,6 +77,19 @@ class CompositeLayer(QuantizableMixin, keras.layers.Layer):
     def symbolic(self, shape):
         """A `keras.KerasTensor` of the layer's compute dtype."""
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+
+def check_shape(name, value, *expected):
+    """Raise a `ValueError` unless a tensor, as far as its shape is known, has one of the shapes; `None` passes."""
+    if value is None:
+        return
+    shape = tuple(value.shape if hasattr(value, "shape") else np.shape(value))
+    for wanted in expected:
+        if len(shape) == len(wanted) and all(
+            None in sizes or sizes[0] == sizes[1] for sizes in zip(shape, wanted, strict=True)
+        ):
+            return
+    raise ValueError(f"`{name}` must have the shape {' or '.join(map(str, expected))}. Received: {name}.shape={shape}")
 
 
 def pack_results(output, scores, cache):

@@ -1,7 +1,7 @@
 import keras
 from keras import layers, ops
 
-from keras_lt.layers.composite_layer import pack_results
+from keras_lt.layers.composite_layer import check_shape, pack_results
 from keras_lt.layers.multi_head_attention import MultiHeadAttention, heads_kernel
 from keras_lt.ops.masks import combine_masks, expand_padding_mask
 
@@ -50,7 +50,9 @@ class CrossAttention(MultiHeadAttention):
     Source: S2, the attention of the encoder-decoder; S1, `Attention`.
     """
 
-    def build(self, inputs_shape, context_shape):
+    def build(self, inputs_shape, context_shape=None):
+        if context_shape is None:
+            raise ValueError("The first call, or `build`, needs the context: its width decides that of the kernels")
         hidden_dim, context_dim = inputs_shape[-1], context_shape[-1]
         head_dim = self._size_of_heads(hidden_dim)
         self.input_spec = layers.InputSpec(ndim=3, axes={-1: hidden_dim})
@@ -58,7 +60,7 @@ class CrossAttention(MultiHeadAttention):
         parts = [self._key_value_heads()] * 2
         self.key_value = self._build_projection("key_value", parts, context_dim, head_dim)
         self._build_output(hidden_dim, head_dim)
-        self.restore_quantization()
+        self.finish_build()
 
     def call(
         self,
@@ -75,6 +77,8 @@ class CrossAttention(MultiHeadAttention):
     ):
         if (context is None) == (cache is None):
             raise ValueError("Pass one of `context` and `cache`. Received: " + ("both" if cache else "neither"))
+        if context is not None:
+            check_shape("context", context, (inputs.shape[0], None, None))
         keys = self.build_cache(context) if cache is None else cache
         query = self.query(inputs)  # (B, N, T, H)
         key_length, batch_size = keys["key"].shape[2], query.shape[0]

@@ -71,7 +71,7 @@ class FeedForward(CompositeLayer):
         self.intermediate = self._build_dense("intermediate", hidden_dim, halves, number=0)
         self.output_projection = self._build_dense("output_projection", intermediate_dim, [hidden_dim], number=2)
         self.dropout_layer = layers.Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy, name="dropout")
-        self.restore_quantization()
+        self.finish_build()
 
     def call(self, inputs, training=None):
         x = self.intermediate(inputs)  # (B, T, F), twice that if gated
@@ -89,7 +89,9 @@ class FeedForward(CompositeLayer):
         dense = layers.Dense(
             sum(parts),
             use_bias=self.use_bias,
-            kernel_initializer=projection_initializer(spawn_initializer(self.kernel_initializer, number), parts, axis=1),
+            kernel_initializer=projection_initializer(
+                spawn_initializer(self.kernel_initializer, number), parts, axis=1
+            ),
             bias_initializer=self.bias_initializer,
             dtype=self.dtype_policy,
             name=name,

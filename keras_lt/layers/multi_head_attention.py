@@ -67,6 +67,7 @@ class MultiHeadAttention(CompositeLayer):
             name=name,
         )
         projection.build((None, None, input_dim))
+        projection.input_spec = layers.InputSpec(ndim=3, axes={-1: input_dim})
         return projection
 
     def _build_output(self, output_dim, head_dim):

@@ -2,7 +2,7 @@ import keras
 from keras import initializers, layers, ops
 
 from keras_lt.backend import check_ids, check_positive_integer
-from keras_lt.layers.composite_layer import QuantizableMixin
+from keras_lt.layers.composite_layer import QuantizableMixin, check_shape
 from keras_lt.layers.initialization import spawn_initializer
 from keras_lt.ops.ids import is_id, nan_unless
 from keras_lt.ops.masks import combine_masks
@@ -73,6 +73,7 @@ class TokenPositionEmbedding(QuantizableMixin, keras.layers.Layer):
             embeddings_initializer = initializers.RandomNormal(stddev=0.02)
         self.embeddings_initializer = initializers.get(embeddings_initializer)
         self.supports_masking = True
+        self.input_spec = layers.InputSpec(ndim=2)
         # Ids stay what they are: float16 does not hold them.
         self.autocast = False
         check_positive_integer("vocabulary_size", vocabulary_size)
@@ -82,7 +83,6 @@ class TokenPositionEmbedding(QuantizableMixin, keras.layers.Layer):
             raise ValueError(f"`position` must be one of {POSITIONS}. Received: position={position!r}")
 
     def build(self, input_shape):
-        self.input_spec = layers.InputSpec(ndim=2)
         self.token_embedding = layers.ReversibleEmbedding(
             self.vocabulary_size,
             self.hidden_dim,
@@ -100,12 +100,12 @@ class TokenPositionEmbedding(QuantizableMixin, keras.layers.Layer):
         elif self.position == "sinusoidal":
             # A NumPy array: a tensor made while a graph is traced could not be used outside that graph.
             self._sinusoids = sinusoidal_positions(self.max_sequence_length, self.hidden_dim)
-        self.restore_quantization()
+        self.finish_build()
 
     def call(self, inputs, padding_mask=None, start_index=None, positions=None):
         check_ids(inputs, self.vocabulary_size)
         token_ids = ops.cast(inputs, "int32")
-        known = is_id(token_ids, self.vocabulary_size)
+        known = ops.logical_and(is_id(token_ids, self.vocabulary_size), ops.equal(token_ids, inputs))
         x = self.token_embedding(ops.where(known, token_ids, 0))  # (B, T, D)
         if self.scale:
             x = x * ops.cast(self.hidden_dim**0.5, x.dtype)
@@ -136,13 +136,16 @@ class TokenPositionEmbedding(QuantizableMixin, keras.layers.Layer):
 
     def _positions(self, token_ids, padding_mask, start_index, positions):
         """The position of each token, broadcasting to (B, T); `None` where it is 0, 1, ... and surely in range."""
+        batch_size, length = token_ids.shape
+        check_shape("padding_mask", padding_mask, (batch_size, length))
+        check_shape("positions", positions, (batch_size, length))
+        check_shape("start_index", start_index, (), (batch_size,))
         if self.max_sequence_length is None:
             return None
         if padding_mask is not None:
             padding_mask = ops.cast(padding_mask, "bool")
         if self.mask_zero:
             padding_mask = combine_masks(padding_mask, ops.not_equal(token_ids, 0))
-        length = token_ids.shape[1]
         if positions is None and padding_mask is None:
             if start_index is None and length is not None:
                 if length > self.max_sequence_length:

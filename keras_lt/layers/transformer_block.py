@@ -142,7 +142,7 @@ class TransformerBlock(CompositeLayer):
         self.dropout_layer = layers.Dropout(
             self.dropout, seed=spawn_seed(self.seed, 3), dtype=self.dtype_policy, name="dropout"
         )
-        self.restore_quantization()
+        self.finish_build()
 
     def call(
         self,
@@ -208,6 +208,9 @@ class TransformerBlock(CompositeLayer):
             The cache of the self-attention; for a decoder block a dictionary of `"self_attention"` and
             `"cross_attention"`.
         """
+        if not self.causal:
+            raise ValueError("Only a causal block decodes with a cache. This one has causal=False")
+        self._check_arguments(encoder_output, cache=None)
         cache = self.attention.build_cache(batch_size, max_length)
         if self.cross_attention is None:
             return cache

@@ -18,8 +18,8 @@ class TokenCrossentropy(keras.losses.Loss):
         reduction: String. How token losses become one number; see `keras.losses.Loss`. Defaults to
             `"mean_with_sample_weight"`, the mean over real tokens.
         name: String. Defaults to `"token_crossentropy"`.
-        dtype: Dtype of the computation. Defaults to `"float32"`, whatever `keras.config.floatx()` is, because float16
-            does not hold the ids.
+        dtype: Dtype of the computation, one that holds the ids: not float16 or bfloat16. Defaults to `"float32"`,
+            whatever `keras.config.floatx()` is.
 
     Call arguments:
         y_true: Integer ids of shape `(B, T)`.
@@ -37,16 +37,18 @@ class TokenCrossentropy(keras.losses.Loss):
 
     def __init__(self, reduction="mean_with_sample_weight", name="token_crossentropy", dtype="float32"):
         super().__init__(name=name, reduction=reduction, dtype=dtype)
+        if self.dtype in ("float16", "bfloat16"):
+            raise ValueError(f"`dtype` must hold the ids: float32 or float64. Received: dtype={dtype}")
 
     def __call__(self, y_true, y_pred, sample_weight=None):
-        y_true = ops.cast(y_true, "int32")
+        y_true = ops.convert_to_tensor(y_true)
         weights = token_weights(y_true, implicit_mask(y_pred), sample_weight)
         if weights is not None:
-            y_true = ops.where(weights > 0, y_true, 0)
+            y_true = ops.where(weights != 0, y_true, 0)
         return super().__call__(y_true, y_pred, weights)
 
     def call(self, y_true, y_pred):
-        return cross_entropy(y_pred, ops.cast(y_true, "int32"))
+        return cross_entropy(y_pred, y_true)
 
     def get_config(self):
         return {**super().get_config(), "dtype": self.dtype}

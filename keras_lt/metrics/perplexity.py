@@ -34,13 +34,14 @@ class Perplexity(keras.metrics.Metric):
         self.token_count = self.add_variable((), "zeros", name="token_count")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        y_true = ops.cast(y_true, "int32")
+        y_true = ops.convert_to_tensor(y_true)
         weights = token_weights(y_true, implicit_mask(y_pred), sample_weight)
         if weights is None:
-            weights = ops.ones(ops.shape(y_true), "float32")
-        losses = cross_entropy(y_pred, ops.where(weights > 0, y_true, 0))
-        self.negative_log_likelihood.assign_add(ops.cast(ops.sum(losses * weights), self.dtype))
-        self.token_count.assign_add(ops.cast(ops.sum(weights), self.dtype))
+            weights = ops.ones(ops.shape(y_true), self.dtype)
+        weights = ops.cast(weights, self.dtype)
+        losses = cross_entropy(y_pred, ops.where(weights != 0, y_true, 0))
+        self.negative_log_likelihood.assign_add(ops.sum(ops.cast(losses, self.dtype) * weights))
+        self.token_count.assign_add(ops.sum(weights))
 
     def result(self):
         return ops.exp(ops.divide_no_nan(self.negative_log_likelihood, self.token_count))

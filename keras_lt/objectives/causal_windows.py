@@ -1,3 +1,4 @@
+import copy
 import math
 import operator
 import types
@@ -5,6 +6,8 @@ from typing import NamedTuple
 
 import keras
 import numpy as np
+
+from keras_lt.backend.checks import check_ids, check_positive_integer, check_rate
 
 # The hash below works on 31-bit numbers held in int64: every product fits, so NumPy and TensorFlow agree to the bit.
 _MASK = 2**31 - 1
@@ -40,10 +43,10 @@ def causal_windows(
     0. Every prediction of one held-out id from those before it is so counted exactly once. Training never sees a
     held-out id. Use weighted losses and metrics, which leave the filled positions out.
 
-    Where TensorFlow can be imported, whatever the backend of Keras, a `tf.data.Dataset` comes back, prefetched, of known
-    length and without tf.data's autotuning, which costs more here than it gains. Elsewhere it is a
-    `keras.utils.PyDataset` of the very same batches, with `take`, `skip` and `repeat`; pass `shuffle=False` to `fit`
-    then, because Keras otherwise shuffles the batches of a `PyDataset` once more.
+    Where TensorFlow can be imported, whatever the backend of Keras, a `tf.data.Dataset` comes back: prefetched, of
+    known length, and without tf.data's autotuning, which costs more here than it gains. Elsewhere it is a
+    `keras.utils.PyDataset` of the very same batches, with `take`, `skip` and `repeat`. Pass `shuffle=False` to `fit`:
+    Keras otherwise shuffles the batches of a `PyDataset` once more, and warns that it cannot shuffle those of tf.data.
 
     Args:
         token_ids: Integers of rank 1: a list, a NumPy array of any integer type or a tensor. Copied to int32.
@@ -68,52 +71,43 @@ def causal_windows(
 
     Example:
 
-    >>> train, validation = causal_windows(range(100), sequence_length=8, batch_size=4, validation_split=0.2, seed=1)
+    >>> train, validation = keras_lt.objectives.causal_windows(
+    ...     list(range(100)), sequence_length=8, batch_size=4, validation_split=0.2, seed=1
+    ... )
     >>> len(train), len(validation)
     (18, 1)
     >>> x, y, sample_weight = next(iter(validation))
     >>> [int(i) for i in x[0]], [int(i) for i in y[0]]
     ([80, 81, 82, 83, 84, 85, 86, 87], [81, 82, 83, 84, 85, 86, 87, 88])
     """
-    sequence_length = _positive_integer("sequence_length", sequence_length)
-    batch_size = _positive_integer("batch_size", batch_size)
-    stride = _positive_integer("stride", stride)
-    if vocabulary_size is not None:
-        vocabulary_size = _positive_integer("vocabulary_size", vocabulary_size)
-    if not 0.0 <= validation_split < 1.0:
-        raise ValueError(f"validation_split must lie in [0, 1), received {validation_split!r}")
+    check_positive_integer("sequence_length", sequence_length)
+    check_positive_integer("batch_size", batch_size)
+    check_positive_integer("stride", stride)
+    check_positive_integer("vocabulary_size", vocabulary_size, optional=True)
+    check_rate("validation_split", validation_split)
     seed = _resolve_seed(seed) if shuffle else None
-    token_ids = _to_int32(token_ids, vocabulary_size)
-
-    num_ids = len(token_ids)
-    split = math.floor(num_ids * (1.0 - validation_split))
-    held_out = num_ids - split
+    token_ids = _checked_ids(token_ids, vocabulary_size)
+    split = math.floor(len(token_ids) * (1.0 - validation_split))
+    held_out = len(token_ids) - split
+    received = f"Received: {split} for training and {held_out} held out (validation_split={validation_split})"
     if split <= sequence_length:
-        raise ValueError(
-            f"A training window of sequence_length={sequence_length} takes {sequence_length + 1} ids, received {split}"
-            + (f" ({num_ids} less the {held_out} held out by validation_split={validation_split})" if held_out else "")
-        )
+        raise ValueError(f"A window of sequence_length={sequence_length} takes {sequence_length + 1} ids. {received}")
     num_windows = (split - sequence_length - 1) // stride + 1
-    training_windows = _Windows(token_ids[:split], sequence_length, stride, num_windows)
-    train = _make_dataset(training_windows, batch_size, seed)
+    train = _make_dataset(token_ids[:split], _Windows(sequence_length, stride, num_windows), batch_size, seed)
     if not validation_split:
         return train
     if held_out < 2:
-        raise ValueError(
-            f"validation_split={validation_split} holds out {held_out} of {num_ids} ids, and a prediction takes 2"
-        )
-    num_predictions = held_out - 1
-    num_windows = -(-num_predictions // sequence_length)
+        raise ValueError(f"A prediction takes 2 ids, and nothing is held out to predict. {received}")
+    num_windows = -(-(held_out - 1) // sequence_length)
     padded = np.zeros(num_windows * sequence_length + 1, "int32")
     padded[:held_out] = token_ids[split:]
-    validation_windows = _Windows(padded, sequence_length, sequence_length, num_windows, num_predictions)
-    return train, _make_dataset(validation_windows, batch_size, None)
+    windows = _Windows(sequence_length, sequence_length, num_windows, num_predictions=held_out - 1)
+    return train, _make_dataset(padded, windows, batch_size, None)
 
 
 class _Windows(NamedTuple):
-    """Where the windows lie in the ids; `rows` cuts some of them, with the array functions of NumPy or TensorFlow."""
+    """Where windows lie in a stream of ids; `rows` cuts some, with the array functions of NumPy or TensorFlow."""
 
-    token_ids: np.ndarray
     sequence_length: int
     stride: int
     num_windows: int
@@ -129,30 +123,29 @@ class _Windows(NamedTuple):
         return x * arrays.cast(is_real, "int32"), y, arrays.cast(is_real, "float32")
 
 
-def _make_dataset(windows, batch_size, seed):
+def _make_dataset(token_ids, windows, batch_size, seed):
     try:
         import tensorflow as tf
     except ImportError:
-        return _WindowBatches(windows, batch_size, seed)
-    return _tensorflow_dataset(tf, windows, batch_size, seed)
+        return _WindowBatches(token_ids, windows, batch_size, seed)
+    return _tensorflow_dataset(tf, token_ids, windows, batch_size, seed)
 
 
-def _tensorflow_dataset(tf, windows, batch_size, seed):
+def _tensorflow_dataset(tf, token_ids, windows, batch_size, seed):
     arrays = types.SimpleNamespace(
         arange=lambda start, stop: tf.range(start, stop, dtype="int64"),
         take=tf.gather,
         cast=tf.cast,
-        replace_while=lambda condition, replacement, values: tf.while_loop(
-            lambda values: tf.reduce_any(condition(values)),
-            lambda values: (tf.where(condition(values), replacement(values), values),),
-            (values,),
+        where=tf.where,
+        do_while_any=lambda step, values: tf.while_loop(
+            lambda values, again: tf.reduce_any(again), step, (values, tf.ones_like(values, "bool"))
         )[0],
     )
     num_batches = -(-windows.num_windows // batch_size)
     # A call of a tf.data function costs far more than cutting one small batch, so a call cuts a group of batches.
     group_size = max(1, _IDS_PER_GROUP // (batch_size * (windows.sequence_length + 1)))
     with tf.init_scope(), tf.device("CPU:0"):
-        token_ids = tf.constant(windows.token_ids)
+        token_ids = tf.constant(token_ids.astype("int32", copy=False))
         epoch = None if seed is None else tf.Variable(0, dtype="int64", trainable=False, name="epoch")
 
     @tf.function(autograph=False)
@@ -192,8 +185,9 @@ def _tensorflow_dataset(tf, windows, batch_size, seed):
 class _WindowBatches(keras.utils.PyDataset):
     """The batches for an installation without TensorFlow; batch `i` is step `first + i` of the endless stream."""
 
-    def __init__(self, windows, batch_size, seed):
+    def __init__(self, token_ids, windows, batch_size, seed):
         super().__init__()
+        self._token_ids = token_ids.astype("int32")
         self._windows = windows
         self._batch_size = batch_size
         self._seed = seed
@@ -221,7 +215,7 @@ class _WindowBatches(keras.utils.PyDataset):
         if self._seed is not None:
             keys = _round_keys(self._seed, self._passes.done + epoch)
             numbers = _permute(numbers, self._windows.num_windows, keys, _NUMPY)
-        return self._windows.rows(self._windows.token_ids, numbers, _NUMPY)
+        return self._windows.rows(self._token_ids, numbers, _NUMPY)
 
     def __iter__(self):
         self.on_epoch_begin()
@@ -253,14 +247,15 @@ class _WindowBatches(keras.utils.PyDataset):
         return view
 
     def _view(self, first, stop):
-        view = _WindowBatches(self._windows, self._batch_size, self._seed)
-        view._first, view._stop, view._passes = first, stop, self._passes
+        view = copy.copy(self)
+        view._first, view._stop = first, stop
         return view
 
 
-def _replace_while(condition, replacement, values):
-    while condition(values).any():
-        values = np.where(condition(values), replacement(values), values)
+def _do_while_any(step, values):
+    again = np.ones_like(values, "bool")
+    while again.any():
+        values, again = step(values, again)
     return values
 
 
@@ -268,7 +263,8 @@ _NUMPY = types.SimpleNamespace(
     arange=lambda start, stop: np.arange(start, stop, dtype="int64"),
     take=np.take,
     cast=lambda values, dtype: values.astype(dtype),
-    replace_while=_replace_while,
+    where=np.where,
+    do_while_any=_do_while_any,
 )
 
 
@@ -282,58 +278,53 @@ def _permute(numbers, count, keys, arrays):
     num_rows = min(range(root, root + root // 8 + 1), key=lambda num_rows: -count % num_rows)
     num_columns = -(-count // num_rows)
 
-    def move(numbers):
+    def step(numbers, again):
         row, column = numbers // num_columns, numbers % num_columns
         for row_key, column_key in zip(keys[::2], keys[1::2], strict=True):
             row = (row + _mix(column ^ row_key)) % num_rows
             column = (column + _mix(row ^ column_key)) % num_columns
-        return row * num_columns + column
+        numbers = arrays.where(again, row * num_columns + column, numbers)
+        return numbers, numbers >= count
 
-    return arrays.replace_while(lambda numbers: numbers >= count, move, move(numbers))
+    return arrays.do_while_any(step, numbers)
 
 
 def _round_keys(seed, epoch):
-    state = _mix(_mix((seed & _MASK) ^ 0x5F356495) ^ ((seed >> 31) & _MASK))
+    state = _mix(_mix((seed & _MASK) ^ 1_572_067_139) ^ ((seed >> 31) & _MASK))
     state = _mix(epoch ^ state)
     return [_mix(state ^ number) for number in range(1, _NUM_ROUNDS + 1)]
 
 
 def _mix(number):
-    """Hashes numbers below 2**31 one to one; each line can be undone, the multipliers being odd."""
+    """Hashes numbers below 2**31 one to one: each line can be undone, the multipliers being odd.
+
+    They are 2**31 times the fractions of the golden ratio and of the square root of 2, so as to have no pattern of bits.
+    """
     number = number ^ (number // 2**16)
-    number = (number * 0x45D9F3B) & _MASK
+    number = (number * 1_327_217_885) & _MASK
     number = number ^ (number // 2**15)
-    number = (number * 0x3C6EF35F) & _MASK
+    number = (number * 889_516_853) & _MASK
     return number ^ (number // 2**16)
-
-
-def _positive_integer(name, value):
-    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
-        raise ValueError(f"{name} must be a positive integer, received {value!r}")
-    return operator.index(value)
 
 
 def _resolve_seed(seed):
     if seed is None:
         return int(np.random.randint(_MASK))
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise ValueError(f"seed must be an integer or None, received {seed!r}")
+        raise ValueError(f"`seed` must be an integer or None. Received: seed={seed!r}")
     return operator.index(seed)
 
 
-def _to_int32(token_ids, vocabulary_size):
+def _checked_ids(token_ids, vocabulary_size):
     if keras.ops.is_tensor(token_ids):
         token_ids = keras.ops.convert_to_numpy(token_ids)
     ids = np.asarray(token_ids)
     if ids.ndim != 1:
-        raise ValueError(f"token_ids must have rank 1, received shape {ids.shape}")
+        raise ValueError(f"`token_ids` must have rank 1. Received: shape {ids.shape}")
     if ids.size and not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"token_ids must be integers, received {ids.dtype}")
-    limit = _MASK + 1 if vocabulary_size is None else vocabulary_size
-    if ids.size and (ids.min() < 0 or ids.max() >= limit):
-        position = int(np.argmax((ids < 0) | (ids >= limit)))
-        bound = "2**31, int32's limit" if vocabulary_size is None else f"vocabulary_size={vocabulary_size}"
-        raise ValueError(
-            f"token_ids must not be negative and must be below {bound}, received {ids[position]} at position {position}"
-        )
-    return ids.astype("int32")
+        raise ValueError(f"`token_ids` must be integers. Received: {ids.dtype}")
+    size, what = (_MASK + 1, "the limit of int32") if vocabulary_size is None else (vocabulary_size, "vocabulary_size")
+    # Only where an id is wrong, since finding the first takes several arrays of the size of a whole corpus.
+    if ids.size and (ids.min() < 0 or ids.max() >= size):
+        check_ids(ids, size, what=what)
+    return ids

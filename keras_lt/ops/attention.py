@@ -13,8 +13,9 @@ _BLOCKED = -1e30
 def dot_product_attention(query, key, value, mask=None, scale=None):
     """Scaled dot-product attention: `softmax(Q K / sqrt(H) + M) V`.
 
-    Where the backend has a fused kernel (JAX, PyTorch) it is used; the numbers are those of `attention_weights` and
-    `attend`. A query that may look at nothing gets a context of exactly zero, with zero gradients.
+    Where the backend has a fused kernel (JAX, PyTorch) it is used, unless numbers are to be added to the scores; the
+    result is that of `attention_weights` and `attend`. A query that may look at nothing gets a context of exactly zero,
+    with zero gradients.
 
     Args:
         query: Tensor of shape `(B, N, T, H)`.
@@ -39,16 +40,17 @@ def dot_product_attention(query, key, value, mask=None, scale=None):
     Source: S1, `Attention`; S3, `attention`.
     """
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
-    # Keras has no fused kernel on TensorFlow, and what it composes there fails for one key head of many query heads.
-    if keras.config.backend() == "tensorflow":
-        return attend(attention_weights(query, key, mask, scale), value)
-    _check_shapes(query, key, value)
+    _check_shapes(query=(query, "BNTH"), key=(key, "BKSH"), value=(value, "BKSH"))
     mask, bias = _boolean_and_bias(mask, query, key)
+    # Keras has no fused kernel on TensorFlow, and what it composes there fails for one key head of many query heads.
+    # Its other kernels round an added mask to the dtype of the query, in float16 from -1e9 to minus infinity.
+    if keras.config.backend() == "tensorflow" or bias is not None:
+        return attend(_weights(query, key, mask, bias, scale), value)
     query, key, value = (ops.swapaxes(x, 1, 2) for x in (query, key, value))  # (B, T, N, H)
     groups = query.shape[2] // key.shape[2]
     if groups > 1:
         key, value = ops.repeat(key, groups, axis=2), ops.repeat(value, groups, axis=2)
-    context = ops.swapaxes(ops.dot_product_attention(query, key, value, bias=bias, mask=mask, scale=scale), 1, 2)
+    context = ops.swapaxes(ops.dot_product_attention(query, key, value, mask=mask, scale=scale), 1, 2)
     return context if mask is None else context * _has_key(mask, context.dtype)
 
 
@@ -73,19 +75,8 @@ def attention_weights(query, key, mask=None, scale=None):
     Source: S1, `Attention`; S2, `alpha`; S3, `attention`.
     """
     query, key = ops.convert_to_tensor(query), ops.convert_to_tensor(key)
-    _check_shapes(query, key, key)
-    mask, bias = _boolean_and_bias(mask, query, key)
-    dtype = query.dtype
-    query = query * ops.cast(1 / math.sqrt(query.shape[-1]) if scale is None else scale, dtype)
-    scores = ops.einsum("bkth,bksh->bkts", _group(query, key.shape[1]), key)
-    scores = _ungroup(scores, query.shape[1], ops.shape(query)[2])
-    scores = ops.cast(scores, keras.backend.result_type(dtype, "float32"))
-    if bias is not None:
-        scores = scores + ops.cast(bias, scores.dtype)
-    if mask is None:
-        return ops.cast(ops.softmax(scores, axis=-1), dtype)
-    weights = ops.cast(ops.softmax(ops.where(mask, scores, _BLOCKED), axis=-1), dtype)
-    return weights * _has_key(mask, dtype)
+    _check_shapes(query=(query, "BNTH"), key=(key, "BKSH"))
+    return _weights(query, key, *_boolean_and_bias(mask, query, key), scale)
 
 
 def attend(weights, value):
@@ -98,11 +89,31 @@ def attend(weights, value):
     Returns:
         The context, a tensor of shape `(B, N, T, H)`.
 
+    Raises:
+        ValueError: If the shapes do not fit each other.
+
     Source: S1, `Attention`; S3, `attention`.
     """
-    value = ops.convert_to_tensor(value)
+    weights, value = ops.convert_to_tensor(weights), ops.convert_to_tensor(value)
+    _check_shapes(weights=(weights, "BNTS"), value=(value, "BKSH"))
     context = ops.einsum("bkts,bksh->bkth", _group(weights, value.shape[1]), value)
     return _ungroup(context, weights.shape[1], ops.shape(weights)[2])
+
+
+def _weights(query, key, mask, bias, scale):
+    dtype = query.dtype
+    query = ops.multiply(query, 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scores = ops.einsum("bkth,bksh->bkts", _group(query, key.shape[1]), key)
+    scores = _ungroup(scores, query.shape[1], ops.shape(query)[2])
+    scores = ops.cast(scores, keras.backend.result_type(dtype, "float32"))
+    if bias is not None:
+        scores = scores + ops.cast(bias, scores.dtype)
+    if mask is not None:
+        scores = ops.where(mask, scores, _BLOCKED)
+    # The softmax over a single key is written out, because Keras warns of it.
+    weights = ops.exp(scores - scores) if scores.shape[-1] == 1 else ops.softmax(scores, axis=-1)
+    weights = ops.cast(weights, dtype)
+    return weights if mask is None else weights * _has_key(mask, dtype)
 
 
 def _group(x, num_key_value_heads):
@@ -110,13 +121,14 @@ def _group(x, num_key_value_heads):
     groups = x.shape[1] // num_key_value_heads
     if groups == 1:
         return x
-    return ops.reshape(x, (-1, num_key_value_heads, groups * ops.shape(x)[2], ops.shape(x)[3]))
+    batch_size, _, length, size = ops.shape(x)
+    return ops.reshape(x, (batch_size, num_key_value_heads, groups * length, size))
 
 
 def _ungroup(x, num_heads, query_length):
     if x.shape[1] == num_heads:
         return x
-    return ops.reshape(x, (-1, num_heads, query_length, ops.shape(x)[3]))
+    return ops.reshape(x, (ops.shape(x)[0], num_heads, query_length, ops.shape(x)[3]))
 
 
 def _boolean_and_bias(mask, query, key):
@@ -135,16 +147,13 @@ def _has_key(mask, dtype):
     return ops.cast(ops.any(mask, axis=-1, keepdims=True), dtype)
 
 
-def _check_shapes(query, key, value):
-    shapes = [tuple(x.shape) for x in (query, key, value)]
-    if any(len(shape) != 4 for shape in shapes):
-        raise ValueError(
-            "`query`, `key` and `value` must have the shapes (B, N, T, H), (B, K, S, H) and (B, K, S, H). "
-            f"Received: {shapes[0]}, {shapes[1]} and {shapes[2]}"
-        )
-    (_, num_heads, _, head_dim), (_, num_key_value_heads, _, key_dim), _ = shapes
-    if num_heads % num_key_value_heads or head_dim != key_dim:
-        raise ValueError(
-            "`query` and `key` must have the same size a head, and the number of query heads must be a multiple of "
-            f"the number of key heads. Received: query.shape={shapes[0]}, key.shape={shapes[1]}"
-        )
+def _check_shapes(**tensors):
+    """Raise unless the tensors, `name=(tensor, letters)`, have one size for each letter and N is a multiple of K."""
+    sizes, fit = {}, True
+    for tensor, letters in tensors.values():
+        known = [(letter, size) for letter, size in zip(letters, tensor.shape, strict=False) if size is not None]
+        fit = fit and len(tensor.shape) == len(letters) and all(sizes.setdefault(*item) == item[1] for item in known)
+    if not fit or sizes["N"] % sizes["K"]:
+        expected = ", ".join(f"`{name}` ({', '.join(letters)})" for name, (_, letters) in tensors.items())
+        received = ", ".join(f"{name}.shape={tuple(tensor.shape)}" for name, (tensor, _) in tensors.items())
+        raise ValueError(f"Shapes must be {expected}, with `N` a multiple of `K`. Received: {received}")

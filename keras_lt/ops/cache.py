@@ -13,6 +13,8 @@ def update_cache(cache, new, start_index):
     Returns:
         The cache with `new[b, :, t]` at `[b, :, start_index[b] + t]`, a tensor of shape `(B, K, S, H)`.
     """
+    if new.shape[2] == 0:
+        return cache
     new = ops.cast(new, cache.dtype)
     length = ops.shape(new)[2]
     source, written = _source_index(start_index, ops.shape(cache)[2], length)
@@ -33,9 +35,9 @@ def place_mask(mask, key_length, start_index):
         start_index: As in `update_cache`.
 
     Returns:
-        A boolean tensor of shape `(B, S)`, or `None` for `None`.
+        A boolean tensor of shape `(B, S)`, or `None` for `None` and for no new tokens.
     """
-    if mask is None:
+    if mask is None or mask.shape[1] == 0:
         return None
     mask = ops.cast(mask, "bool")
     length = ops.shape(mask)[1]

@@ -1,3 +1,4 @@
+import keras
 import numpy as np
 from keras import ops
 
@@ -12,6 +13,10 @@ def is_id(token_ids, vocabulary_size):
     Returns:
         A boolean tensor of the shape of `token_ids`.
     """
+    token_ids = ops.convert_to_tensor(token_ids)
+    # `vocabulary_size` need not fit into the narrow integers; the wide ones stay, for 2**32 must not become 0.
+    if keras.backend.standardize_dtype(token_ids.dtype) in ("bool", "int8", "int16", "uint8", "uint16"):
+        token_ids = ops.cast(token_ids, "int32")
     return ops.logical_and(token_ids >= 0, token_ids < vocabulary_size)
 
 

@@ -14,21 +14,24 @@ def token_weights(token_ids, mask=None, sample_weight=None):
         A float32 tensor of shape `(B, T)`, or `None` where every token counts alike.
 
     Raises:
-        ValueError: If the sample weight has another rank.
+        ValueError: If the sample weight has another shape.
     """
     weights = None if mask is None else ops.cast(mask, "float32")
     if sample_weight is None:
         return weights
     sample_weight = ops.cast(sample_weight, "float32")
-    rank = len(sample_weight.shape)
-    if rank == 1:
-        sample_weight = sample_weight[:, None]
-    elif rank == 3 and sample_weight.shape[-1] == 1:
+    shape, expected = tuple(sample_weight.shape), tuple(token_ids.shape)
+    if len(shape) == len(expected) + 1 and shape[-1] == 1:
         sample_weight = sample_weight[..., 0]
-    elif rank != 2:
+    while len(sample_weight.shape) < len(expected):
+        sample_weight = sample_weight[..., None]
+    if len(sample_weight.shape) > len(expected) or any(
+        None not in (size, wanted) and size not in (1, wanted)
+        for size, wanted in zip(sample_weight.shape, expected, strict=True)
+    ):
         raise ValueError(
-            "`sample_weight` must have the shape (B,), one weight a sequence, or (B, T), one a token. "
-            f"Received: sample_weight.shape={tuple(sample_weight.shape)}"
+            "`sample_weight` must have the shape (B,), one weight a sequence, or (B, T), one a token, with the shape "
+            f"of the ids (B, T) = {expected}. Received: sample_weight.shape={shape}"
         )
     sample_weight = ops.broadcast_to(sample_weight, ops.shape(token_ids))
     return sample_weight if weights is None else weights * sample_weight

@@ -1,1 +1,2 @@
-
+from keras_lt.tokenizers.byte_tokenizer import ByteTokenizer
+from keras_lt.tokenizers.char_tokenizer import CharTokenizer

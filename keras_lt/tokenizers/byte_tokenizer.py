@@ -1,0 +1,97 @@
+import os
+from collections.abc import Sequence
+from typing import Any, Self
+
+import keras
+import numpy as np
+
+from keras_lt.tokenizers.char_tokenizer import load_config, save_tokenizer, to_id_array, to_utf8
+
+
+@keras.saving.register_keras_serializable(package="keras_lt")
+class ByteTokenizer:
+    """Turns text into ids, the bytes of its UTF-8 form, and back.
+
+    It knows every text. A character of ASCII is one id; any other takes two to four.
+
+    Example:
+
+    >>> tokenizer = keras_lt.tokenizers.ByteTokenizer()
+    >>> tokenizer.encode("né")
+    array([110, 195, 169], dtype=int32)
+    >>> tokenizer.decode([110, 195, 169])
+    'né'
+    """
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids: 256."""
+        return 256
+
+    def encode(self, text: str) -> np.ndarray:
+        """Turns text into ids.
+
+        Args:
+            text: String.
+
+        Returns:
+            int32 array of rank 1, as long as the UTF-8 form of the text.
+
+        Raises:
+            ValueError: If the text holds a lone surrogate (half of a character), which has no UTF-8 form.
+        """
+        return np.frombuffer(to_utf8("text", text), "uint8").astype("int32")
+
+    def decode(self, ids: Sequence[int] | np.ndarray | Any) -> str:
+        """Turns ids into text.
+
+        Args:
+            ids: Integers of rank 1: a list, an array or a tensor.
+
+        Returns:
+            String. Bytes that are no UTF-8, such as a part of a character, become U+FFFD, the replacement character.
+
+        Raises:
+            ValueError: If the ids are not integers of rank 1, or not all of them lie in [0, 256).
+        """
+        return to_id_array(ids, self.vocabulary_size).astype("uint8").tobytes().decode("utf-8", errors="replace")
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the tokenizer to a small JSON file, whole or not at all.
+
+        Args:
+            path: Path of the file, in a directory that exists.
+        """
+        save_tokenizer(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Self:
+        """Reads a tokenizer that `save` wrote.
+
+        Args:
+            path: Path of the file.
+
+        Returns:
+            A `ByteTokenizer`.
+
+        Raises:
+            ValueError: If the file holds something else.
+        """
+        return cls.from_config(load_config(cls, path))
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Makes a tokenizer from what `get_config` gives."""
+        return cls(**config)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        return "<ByteTokenizer vocabulary_size=256>"

@@ -1,0 +1,122 @@
+"""What the tests of the layers share: the sources' equations in NumPy (float64, loops, nothing of keras_lt in them),
+the weights of a layer in the form they want, and functions that are compiled once and called often.
+"""
+
+import keras
+import numpy as np
+
+from testing import compiled, to_numpy
+
+
+def compile_once(mode, function, *example):
+    """`function` compiled in one of `MODES`; `example` shows the structure of its arguments, all of them arrays."""
+    call = compiled(mode, function, example)
+    return lambda *args: to_numpy(call([keras.ops.convert_to_tensor(leaf) for leaf in keras.tree.flatten(args)]))
+
+
+def float64(tensor):
+    return np.asarray(to_numpy(tensor)).astype("float64")
+
+
+def softmax(x):
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def causal(length, key_length, start=0, window=None):
+    """S1's `M` and S3's `causal_mask`, True where it leaves the score alone; with a window only the nearest keys."""
+    visible = np.zeros((length, key_length), bool)
+    for query in range(length):
+        for key in range(key_length):
+            distance = start + query - key
+            visible[query, key] = distance >= 0 and (window is None or distance < window)
+    return visible
+
+
+def rotary(x, positions):
+    """`x` is `(T, H)`: element i and element i + H/2 are turned by position / 10000^(2i/H)."""
+    half = x.shape[1] // 2
+    result = np.empty_like(x)
+    for t, position in enumerate(positions):
+        for i in range(half):
+            angle = position / 10000 ** (2 * i / x.shape[1])
+            first, second = x[t, i], x[t, i + half]
+            result[t, i] = first * np.cos(angle) - second * np.sin(angle)
+            result[t, i + half] = second * np.cos(angle) + first * np.sin(angle)
+    return result
+
+
+def multi_head_attention(weights, inputs, context, visible, query_positions=None, key_positions=None):
+    """S1's `SelfAtt` and S3's `multi_heads_attention` for queries `(B, T, D)`, keys and values from `(B, S, C)`.
+
+    `visible` broadcasts to `(B, N, T, S)`. Positions, where given, are those of rotary heads. Returns the output and
+    the weights after the softmax.
+    """
+    num_heads, num_key_heads = len(weights["query"]), len(weights["key"])
+    batch_size, length, key_length = len(inputs), inputs.shape[1], context.shape[1]
+    visible = np.broadcast_to(visible, (batch_size, num_heads, length, key_length))
+    output = np.zeros((batch_size, length, weights["output"].shape[2])) + weights.get("output_bias", 0.0)
+    scores = np.zeros((batch_size, num_heads, length, key_length))
+    for b in range(batch_size):
+        for head in range(num_heads):
+            key_head = head * num_key_heads // num_heads
+            query, key, value = (
+                x @ weights[name][number] + (weights[f"{name}_bias"][number] if f"{name}_bias" in weights else 0.0)
+                for name, x, number in (
+                    ("query", inputs[b], head),
+                    ("key", context[b], key_head),
+                    ("value", context[b], key_head),
+                )
+            )
+            if query_positions is not None:
+                query, key = rotary(query, query_positions), rotary(key, key_positions)
+            products = query @ key.T / np.sqrt(query.shape[1])
+            for t in range(length):
+                seen = visible[b, head, t]
+                if seen.any():
+                    scores[b, head, t, seen] = softmax(products[t, seen])
+            output[b] += scores[b, head] @ value @ weights["output"][head]
+    return output, scores
+
+
+def attention_weights(layer):
+    """The kernels of an attention layer in the sources' shapes, and its biases, one row a head."""
+    weights = {name: float64(getattr(layer, f"{name}_kernel")) for name in ("query", "key", "value", "output")}
+    if layer.use_bias:
+        projections = [layer.query_key_value] if hasattr(layer, "query_key_value") else [layer.query, layer.key_value]
+        biases = np.concatenate([float64(projection.bias)[:, 0] for projection in projections])
+        num_heads, num_key_heads = len(weights["query"]), len(weights["key"])
+        borders = [num_heads, num_heads + num_key_heads]
+        weights.update(zip(("query_bias", "key_bias", "value_bias"), np.split(biases, borders), strict=True))
+        weights["output_bias"] = float64(layer.output_projection.bias)
+    return weights
+
+
+def layer_norm(x, gamma, beta, epsilon=1e-5):
+    """S1's `LayerNorm`, S3's `layer_norm`."""
+    mean = x.mean(axis=-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(axis=-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + epsilon) * gamma + beta
+
+
+def feed_forward(layer, x, activation=lambda x: np.maximum(x, 0)):
+    """S1's `FFN`, S3's `feed_forward`; gated, the first half of the product scales the second."""
+    kernels = [float64(dense.kernel) for dense in (layer.intermediate, layer.output_projection)]
+    biases = [float64(dense.bias) if layer.use_bias else 0.0 for dense in (layer.intermediate, layer.output_projection)]
+    x = x @ kernels[0] + biases[0]
+    if layer.gated:
+        width = x.shape[-1] // 2
+        x = activation(x[..., :width]) * x[..., width:]
+    else:
+        x = activation(x)
+    return x @ kernels[1] + biases[1]
+
+
+def sinusoids(length, width):
+    """S1's `P`, counted from 1 as there."""
+    table = np.empty((length, width))
+    for p in range(1, length + 1):
+        for i in range(1, width + 1):
+            angle = (p - 1) / 10000 ** ((i - 1 if i % 2 else i - 2) / width)
+            table[p - 1, i - 1] = np.sin(angle) if i % 2 else np.cos(angle)
+    return table
