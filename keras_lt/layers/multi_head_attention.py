@@ -67,6 +67,7 @@ class MultiHeadAttention(CompositeLayer):
             name=name,
         )
         projection.build((None, None, input_dim))
+        projection.supports_masking = True
         projection.input_spec = layers.InputSpec(ndim=3, axes={-1: input_dim})
         return projection
 

@@ -211,7 +211,7 @@ class _WindowBatches(keras.utils.PyDataset):
         self._num_served += 1
         epoch, number = divmod(self._first + index, self._batches_per_pass)
         first = number * self._batch_size
-        numbers = np.arange(first, min(first + self._batch_size, self._windows.num_windows))
+        numbers = _NUMPY.arange(first, min(first + self._batch_size, self._windows.num_windows))
         if self._seed is not None:
             keys = _round_keys(self._seed, self._passes.done + epoch)
             numbers = _permute(numbers, self._windows.num_windows, keys, _NUMPY)
@@ -298,7 +298,7 @@ def _round_keys(seed, epoch):
 def _mix(number):
     """Hashes numbers below 2**31 one to one: each line can be undone, the multipliers being odd.
 
-    They are 2**31 times the fractions of the golden ratio and of the square root of 2, so as to have no pattern of bits.
+    They are 2**31 times the fractions of the golden ratio and of the square root of 2, whose bits have no pattern.
     """
     number = number ^ (number // 2**16)
     number = (number * 1_327_217_885) & _MASK
