@@ -182,7 +182,7 @@ def library_findings(files):
     for source in files:
         for node, target, inside in imports(source):
             library = target.split(".")[0]
-            if library in ("importlib", "imp") and target.startswith("importlib.import_module"):
+            if target == "importlib.import_module":
                 findings.append(f"{source.at(node)}: import_module hides what is imported")
             if library in BACKEND_LIBRARIES and source.package not in BACKEND_LIBRARIES[library]:
                 findings.append(f"{source.at(node)}: {library} is imported outside {BACKEND_LIBRARIES[library]}")
@@ -511,15 +511,12 @@ def example_findings(label, thing):
 
 
 def public_things(kind):
-    """The public classes or functions of keras_lt with their labels."""
-    found = {}
+    """The public classes or functions of keras_lt with their labels; what two packages export comes once."""
+    things = {}
     for (package, name), (_, node) in public_names(PACKAGE).items():
         if isinstance(node, kind):
-            thing = getattr(importlib.import_module(package), name)
-            found[thing] = (
-                min(f"{package}.{name}", found.get(thing, "~"), key=len) if thing in found else f"{package}.{name}"
-            )
-    return [(label, thing) for thing, label in found.items()]
+            things.setdefault(getattr(importlib.import_module(package), name), f"{package}.{name}")
+    return [(label, thing) for thing, label in things.items()]
 
 
 def report(findings):

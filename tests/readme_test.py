@@ -76,7 +76,7 @@ def tree_findings(tree, root):
     """What the tree names and is not there, and what is there and the tree does not name.
 
     At the root and in each folder of which the tree names something, it names every folder and every Python file but
-    `__init__.py`; hidden and ignored ones need not be named.
+    `__init__.py`; hidden, ignored and empty ones need not be named.
     """
     paths = tree_paths(tree)
     ignored = [line.strip("/") for line in (root / ".gitignore").read_text(encoding="utf-8").split()]
@@ -87,7 +87,7 @@ def tree_findings(tree, root):
         for item in sorted((root / folder).iterdir()):
             path = item.relative_to(root).as_posix() + ("/" if item.is_dir() else "")
             hidden = item.name.startswith(".") or any(fnmatch.fnmatch(item.name, pattern) for pattern in ignored)
-            named = item.is_dir() or (item.suffix == ".py" and item.name != "__init__.py")
+            named = (item.is_dir() and any(item.iterdir())) or (item.suffix == ".py" and item.name != "__init__.py")
             if named and not hidden and path not in paths:
                 findings.append(f"{path} is there and not in the tree")
     return findings
@@ -135,6 +135,7 @@ def test_tree_rule_finds_what_is_wrong(tmp_path):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     (tmp_path / ".gitignore").write_text("runs/\n")
+    (tmp_path / "empty").mkdir()
     good = """
         pkg/            the package
         ├── ops/        the maths

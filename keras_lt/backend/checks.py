@@ -49,7 +49,7 @@ def check_ids(token_ids, size, name="token_ids", what="vocabulary_size"):
     if not is_concrete(token_ids):
         return
     values = np.asarray(keras.ops.convert_to_numpy(token_ids))
-    wrong = (values < 0) | (values >= size) | (values % 1 != 0)
+    wrong = (values < 0) | (values >= size) | (values != np.floor(values))
     if wrong.any():
         place = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise ValueError(
@@ -87,5 +87,5 @@ def check_rate(name, value):
     Raises:
         ValueError: If the value is something else.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < 1:
         raise ValueError(f"`{name}` must be a number from 0 up to, but not including, 1. Received: {name}={value!r}")

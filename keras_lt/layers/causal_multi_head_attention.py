@@ -149,10 +149,10 @@ class CausalMultiHeadAttention(MultiHeadAttention):
     def compute_output_shape(self, input_shape):
         return tuple(input_shape)
 
-    def output_spec(self, inputs, cache=None, return_attention_scores=False, **arguments):
+    def _output_spec(self, inputs, cache=None, return_attention_scores=False, **arguments):
         key_length = inputs.shape[1] if cache is None else cache["key"].shape[2]
         scores = self.symbolic((inputs.shape[0], self.num_heads, inputs.shape[1], key_length))
-        return pack_results(super().output_spec(inputs), scores if return_attention_scores else None, cache)
+        return pack_results(super()._output_spec(inputs), scores if return_attention_scores else None, cache)
 
     @property
     def query_kernel(self):

@@ -68,11 +68,11 @@ class CompositeLayer(QuantizableMixin, keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def compute_output_spec(self, *args, **kwargs):
-        spec = self.output_spec(**inspect.signature(self.call).bind(*args, **kwargs).arguments)
+        spec = self._output_spec(**inspect.signature(self.call).bind(*args, **kwargs).arguments)
         # Copies: the cache that comes out is another tensor than went in, also where nothing but its values differ.
         return keras.tree.map_structure(lambda x: keras.KerasTensor(x.shape, dtype=x.dtype), spec)
 
-    def output_spec(self, inputs, **arguments):
+    def _output_spec(self, inputs, **arguments):
         """What `call` returns, as `keras.KerasTensor`s."""
         return self.symbolic(self.compute_output_shape(inputs.shape))
 

@@ -219,7 +219,7 @@ class TransformerBlock(CompositeLayer):
     def compute_output_shape(self, inputs_shape, encoder_output_shape=None):
         return tuple(inputs_shape)
 
-    def output_spec(self, inputs, encoder_output=None, cache=None, return_attention_scores=False, **arguments):
+    def _output_spec(self, inputs, encoder_output=None, cache=None, return_attention_scores=False, **arguments):
         batch_size, length = inputs.shape[:2]
         self_cache = cache["self_attention"] if cache is not None and self.cross_attention is not None else cache
         key_length = length if self_cache is None else self_cache["key"].shape[2]
@@ -227,7 +227,7 @@ class TransformerBlock(CompositeLayer):
         if self.cross_attention is not None:
             context_length = cache["cross_attention"]["key"].shape[2] if cache else encoder_output.shape[1]
             scores = (scores, self.symbolic((batch_size, self.num_heads, length, context_length)))
-        return pack_results(super().output_spec(inputs), scores if return_attention_scores else None, cache)
+        return pack_results(super()._output_spec(inputs), scores if return_attention_scores else None, cache)
 
     def _build_norm(self, name, inputs_shape):
         norm = layers.LayerNormalization(epsilon=self.layer_norm_epsilon, dtype=self.dtype_policy, name=name)

@@ -69,8 +69,13 @@ class LittleTransformer(LanguageModel):
     >>> model = keras_lt.models.LittleTransformer()
     >>> model.count_params()
     31489
-    >>> model.compile()
-    >>> history = model.fit(x, y)  # two arrays of ids, (rows, T); y is x moved on by one token
+    >>> model(np.array([[18, 47, 56]])).shape
+    (1, 3, 65)
+
+    ```python
+    model.compile()
+    model.fit(x, y)  # two arrays of ids, (rows, T); y is x moved on by one token
+    ```
 
     Source: S3, `LittleTransformer`; S1, "Transformer".
     """
@@ -131,10 +136,7 @@ class LittleTransformer(LanguageModel):
         self.supports_masking = True
         # Ids stay what they are: float16 does not hold them.
         self.autocast = False
-        check_positive_integer("num_layers", num_layers)
-        check_rate("dropout", dropout)
-        if position not in POSITIONS:
-            raise ValueError(f"`position` must be one of {POSITIONS}. Received: position={position!r}")
+        self._check_arguments()
         self.build((None, None))
 
     def build(self, input_shape):
@@ -153,12 +155,11 @@ class LittleTransformer(LanguageModel):
         )
         self.embedding.build((None, None))
         self.dropout_layer = layers.Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy, name="dropout")
+        self.dropout_layer.build((None, None, self.hidden_dim))
         self.blocks = [self._build_block(number) for number in range(self.num_layers)]
         features_shape = (None, None, self.hidden_dim)
         if self.norm_first:
-            self.norm = layers.LayerNormalization(
-                epsilon=self.layer_norm_epsilon, dtype=self.dtype_policy, name="norm"
-            )
+            self.norm = layers.LayerNormalization(epsilon=self.layer_norm_epsilon, dtype=self.dtype_policy, name="norm")
             self.norm.build(features_shape)
         if not self.tie_embeddings:
             self.head = layers.Dense(
@@ -209,6 +210,12 @@ class LittleTransformer(LanguageModel):
         scores_shape = (batch_size, self.num_heads, length, length)
         scores = [keras.KerasTensor(scores_shape, dtype=self.compute_dtype) for _ in self.blocks]
         return outputs, scores
+
+    def _check_arguments(self):
+        check_positive_integer("num_layers", self.num_layers)
+        check_rate("dropout", self.dropout)
+        if self.position not in POSITIONS:
+            raise ValueError(f"`position` must be one of {POSITIONS}. Received: position={self.position!r}")
 
     def _build_block(self, number):
         block = TransformerBlock(

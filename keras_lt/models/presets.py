@@ -20,7 +20,7 @@ NAMED_TENSOR = {
     "tie_embeddings": True,
 }
 
-# The character model that nanoGPT trains on a CPU.
+# The size of the character model that nanoGPT trains on a CPU; head and biases as in S3.
 NANOGPT_CPU = {
     "vocabulary_size": 65,
     "max_sequence_length": 64,
@@ -28,11 +28,9 @@ NANOGPT_CPU = {
     "num_heads": 4,
     "hidden_dim": 128,
     "activation": "gelu",
-    "feed_forward_bias": False,
-    "tie_embeddings": True,
 }
 
-# The character model that nanoGPT trains on a GPU.
+# The size of the character model that nanoGPT trains on a GPU.
 NANOGPT_BABY = {
     "vocabulary_size": 65,
     "max_sequence_length": 256,
@@ -40,8 +38,6 @@ NANOGPT_BABY = {
     "num_heads": 6,
     "hidden_dim": 384,
     "activation": "gelu",
-    "feed_forward_bias": False,
-    "tie_embeddings": True,
     "dropout": 0.2,
 }
 

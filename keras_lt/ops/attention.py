@@ -42,9 +42,8 @@ def dot_product_attention(query, key, value, mask=None, scale=None):
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     _check_shapes(query=(query, "BNTH"), key=(key, "BKSH"), value=(value, "BKSH"))
     mask, bias = _boolean_and_bias(mask, query, key)
-    # Keras has no fused kernel on TensorFlow, and what it composes there fails for one key head of many query heads.
-    # Its other kernels round an added mask to the dtype of the query, in float16 from -1e9 to minus infinity.
-    if keras.config.backend() == "tensorflow" or bias is not None:
+    # Keras's kernels round an added mask to the dtype of the query: in float16, -1e9 becomes minus infinity.
+    if bias is not None or not _has_kernel(query.dtype):
         return attend(_weights(query, key, mask, bias, scale), value)
     query, key, value = (ops.swapaxes(x, 1, 2) for x in (query, key, value))  # (B, T, N, H)
     groups = query.shape[2] // key.shape[2]
@@ -98,6 +97,12 @@ def attend(weights, value):
     _check_shapes(weights=(weights, "BNTS"), value=(value, "BKSH"))
     context = ops.einsum("bkts,bksh->bkth", _group(weights, value.shape[1]), value)
     return _ungroup(context, weights.shape[1], ops.shape(weights)[2])
+
+
+def _has_kernel(dtype):
+    """Whether Keras has a fused kernel here: none on TensorFlow, and JAX's does not compile for float16 on a CPU."""
+    backend = keras.config.backend()
+    return backend == "torch" or (backend == "jax" and keras.backend.standardize_dtype(dtype) != "float16")
 
 
 def _weights(query, key, mask, bias, scale):

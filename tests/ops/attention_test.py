@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from keras_lt.ops import attend, attention_weights, causal_mask, dot_product_attention
-from testing import BACKEND, MODES, assert_close, gradient, needs_tensorflow, needs_torch, run
+from testing import MODES, assert_close, gradient, needs_tensorflow, needs_torch, run
 
 B, T, S, H = 3, 5, 7, 11
 HEADS = {"one key head a query head": (2, 2), "grouped": (4, 2), "one key head": (4, 1)}  # N, K
@@ -22,9 +22,11 @@ def tensors(num_heads=4, num_key_value_heads=2, batch=B, length=T, key_length=S)
     return normal(batch, num_heads, length, H), normal(*shape, seed=1), normal(*shape, seed=2)
 
 
-def boolean_masks(num_heads):
-    """A mask of every rank, with 1 in place of B and N; where there are rows, one query of one may look at nothing."""
-    shapes = [(T, S), (1, T, S), (B, T, S), (1, 1, T, S), (B, 1, T, S), (1, num_heads, T, S), (B, num_heads, T, S)]
+ALL_RANKS = [(T, S), (1, T, S), (B, T, S), (1, 1, T, S), (B, 1, T, S), (1, 4, T, S), (B, 4, T, S)]
+
+
+def boolean_masks(shapes):
+    """Where there are rows, one query of one may look at nothing; all others may look at key 0."""
     masks = {shape: np.random.default_rng(len(shape)).random(shape) < 0.6 for shape in shapes}
     for shape, mask in masks.items():
         mask[..., 0] = True
@@ -85,9 +87,8 @@ def under_each_mask(query, key, value, masks):
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 def test_boolean_masks_of_every_rank(heads, mode):
     query, key, value = tensors(*heads)
-    masks = boolean_masks(heads[0])
-    if heads != HEADS["grouped"]:
-        masks = {shape: masks[shape] for shape in [(T, S), (B, heads[0], T, S)]}
+    # XLA takes its time: the rank that a mask has makes no difference to it.
+    masks = boolean_masks(ALL_RANKS if heads == HEADS["grouped"] and mode != "jit" else [(T, S), (B, heads[0], T, S)])
 
     results = run(mode, under_each_mask, query, key, value, [*masks.values()])
 
@@ -102,7 +103,7 @@ def test_boolean_masks_of_every_rank(heads, mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_added_masks_of_every_rank(mode):
     query, key, value = tensors()
-    masks = {shape: boolean_masks(4)[shape] for shape in [(T, S), (B, T, S), (B, 4, T, S)]}
+    masks = boolean_masks([(T, S), (B, T, S), (B, 4, T, S)])
     biases = [np.where(mask, normal(*shape), -np.inf).astype("float32") for shape, mask in masks.items()]
 
     results = run(mode, under_each_mask, query, key, value, biases)
@@ -113,12 +114,13 @@ def test_added_masks_of_every_rank(mode):
         assert (result[0][~np.broadcast_to(rank_4(mask), result[0].shape)] == 0).all()
 
 
-@pytest.mark.filterwarnings("error")  # Keras warns of a softmax over one key
+@pytest.mark.filterwarnings("error::UserWarning")  # Keras warns of a softmax over one key
 @pytest.mark.parametrize("mode", MODES)
 def test_no_mask_custom_scale_and_one_query_or_key(mode):
-    for length, key_length, scale in [(T, S, None), (T, S, 0.37), (T, S, 0.0), (1, S, None), (T, 1, 2.0), (1, 1, None)]:
-        query, key, value = tensors(length=length, key_length=key_length)
-        result = run(mode, everything, query, key, value, None, scale)
+    cases = [(T, S, None), (T, S, 0.37), (1, S, 0.0), (T, 1, None), (1, 1, 2.0)]
+    arguments = [(*tensors(length=length, key_length=size), None, scale) for length, size, scale in cases]
+    results = run(mode, lambda arguments: [everything(*each) for each in arguments], arguments)
+    for (query, key, value, _, scale), result in zip(arguments, results, strict=True):
         assert_attention(result, expected_weights(query, key, scale=scale), value)
 
 
@@ -217,25 +219,20 @@ def test_a_query_that_may_look_at_nothing(kind, mode):
     if kind == "minus infinity":
         mask = np.where(mask, 0, -np.inf).astype("float32")
 
-    def context(arrays, mask):
-        return dot_product_attention(*arrays, mask)
+    def contexts(arrays, mask):
+        return ops.stack(everything(*arrays, mask)[1:])  # plain and fused
 
-    def plain_context(arrays, mask):
-        query, key, value = arrays
-        return attend(attention_weights(query, key, mask), value)
-
-    for function in (context, plain_context):
-        result = run(mode, function, (query, key, value), mask)
-        assert (result[EMPTY[0], :, EMPTY[1]] == 0).all()
-        assert (result[0] == 0).all()
-        assert np.isfinite(result).all()
-        assert (result[1] != 0).all()
-        for slope, name in zip(gradient(mode, function, (query, key, value), mask), "qkv", strict=True):
-            assert np.isfinite(slope).all(), name
-            assert (slope[0] == 0).all(), name
-            assert (slope[1] != 0).any(), name
-            if name == "q":
-                assert (slope[EMPTY[0], :, EMPTY[1]] == 0).all()
+    result = run(mode, contexts, (query, key, value), mask)
+    assert (result[:, EMPTY[0], :, EMPTY[1]] == 0).all()
+    assert (result[:, 0] == 0).all()
+    assert np.isfinite(result).all()
+    assert (result[:, 1] != 0).all()
+    for slope, name in zip(gradient(mode, contexts, (query, key, value), mask), "qkv", strict=True):
+        assert np.isfinite(slope).all(), name
+        assert (slope[0] == 0).all(), name
+        assert (slope[1] != 0).any(), name
+        if name == "q":
+            assert (slope[EMPTY[0], :, EMPTY[1]] == 0).all()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -250,7 +247,7 @@ def test_low_precision(dtype, tolerance, mode):
 
     def function(query, key, value, allowed, added):
         low = [ops.cast(x, dtype) for x in (query, key, value)]
-        results = [*everything(*low, allowed), *everything(*low, added), *everything(*low, added - 1e30)]
+        results = [*everything(*low, allowed), *everything(*low, added)]
         assert {keras.backend.standardize_dtype(x.dtype) for x in results} == {dtype}
         return [ops.cast(x, "float32") for x in results]
 
@@ -261,10 +258,10 @@ def test_low_precision(dtype, tolerance, mode):
     # A row of nothing but -1e9 is not empty, for these are numbers: beside them the scores vanish, in float32 too.
     weights = expected_weights(query, key, bias=added)
     weights[:, :, 3] = 1 / S
-    assert_attention(tuple(results[3:6]), weights, value, tolerance)
+    assert_attention(tuple(results[3:]), weights, value, tolerance)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES[-1:])
 def test_gradient_equals_finite_differences(mode):
     arrays = {"query": normal(1, 2, 3, 5), "key": normal(1, 1, 4, 5, seed=1), "value": normal(1, 1, 4, 5, seed=2)}
     direction = normal(1, 2, 3, 5, seed=3)
@@ -285,24 +282,24 @@ def test_gradient_equals_finite_differences(mode):
                 ends.append(total(moved))
             expected[name][index] = (ends[0] - ends[1]) / (2 * step)
 
-    for function in (
-        lambda x, mask, direction: dot_product_attention(**x, mask=mask) * direction,
-        lambda x, mask, direction: attend(attention_weights(x["query"], x["key"], mask), x["value"]) * direction,
-    ):
-        assert_close(gradient(mode, function, arrays, mask, direction), expected)
+    def function(arrays, mask, direction):
+        _, plain, fused = everything(**arrays, mask=mask)
+        return (plain + fused) / 2 * direction
+
+    assert_close(gradient(mode, function, arrays, mask, direction), expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_causality_is_exact(dtype, mode):
+def test_causality_is_exact(mode):
     last = 3
     query, key, value = tensors(length=S)
     other_key, other_value = key.copy(), value.copy()
     other_key[:, :, last + 1 :], other_value[:, :, last + 1 :] = 1e3, -1e3
 
     def function(*arrays):
-        arrays = [ops.cast(x, dtype) for x in arrays]
-        return [ops.cast(x, "float32") for x in everything(*arrays, causal_mask(S, S))]
+        low = [ops.cast(x, "bfloat16") for x in arrays]
+        results = [*everything(*arrays, causal_mask(S, S)), *everything(*low, causal_mask(S, S))]
+        return [ops.cast(x, "float32") for x in results]
 
     before = run(mode, function, query, key, value)
     after = run(mode, function, query, other_key, other_value)
@@ -315,7 +312,7 @@ def test_causality_is_exact(dtype, mode):
 @pytest.mark.parametrize("dtype", ["bool", "int32", "int64", "uint8"])
 def test_masks_of_whole_numbers(dtype):
     query, key, value = tensors()
-    mask = boolean_masks(4)[(B, T, S)]
+    mask = boolean_masks([(B, T, S)])[(B, T, S)]
     assert_attention(
         everything(query, key, value, mask.astype(dtype)), expected_weights(query, key, rank_4(mask)), value
     )
@@ -380,23 +377,21 @@ def test_a_wrong_shape_is_an_error_in_attend():
 
 @needs_tensorflow
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
-def test_unknown_sizes(heads, jit_compile):
+def test_unknown_sizes(jit_compile):
     import tensorflow as tf
 
-    shapes = {"query": (None, heads[0], None, H), "key": (None, heads[1], None, H), "mask": (None, None, None, None)}
-    specs = [tf.TensorSpec(shapes[name], "float32") for name in ("query", "key", "key")]
-    function = tf.function(
-        everything, input_signature=[*specs, tf.TensorSpec(shapes["mask"], "bool")], jit_compile=jit_compile
-    )
+    shapes = [(None, 4, None, H), (None, 2, None, H), (None, 2, None, H), (None, None, None, None)]
+    dtypes = ["float32", "float32", "float32", "bool"]
+    signature = [tf.TensorSpec(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    function = tf.function(everything, input_signature=signature, jit_compile=jit_compile)
     for batch, length, key_length in [(B, T, S), (2, 1, 3)]:
-        query, key, value = tensors(*heads, batch, length, key_length)
+        query, key, value = tensors(4, 2, batch, length, key_length)
         mask = np.random.default_rng(0).random((batch, 1, length, key_length)) < 0.6
         result = function(query, key, value, mask)
         assert_attention(result, expected_weights(query, key, mask), value)
 
 
-@pytest.mark.skipif(BACKEND == "jax", reason="JAX has no float64 unless asked for")
+@needs_tensorflow  # Keras promotes float64 to float32 on the other backends
 def test_float64_is_kept():
     query, key, value = (x.astype("float64") for x in tensors())
     assert_attention(everything(query, key, value), expected_weights(query, key), value, tolerance=1e-14)
