@@ -1,15 +1,14 @@
-import os
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import keras
 import numpy as np
 
-from keras_lt.tokenizers.char_tokenizer import load_config, save_tokenizer, to_id_array, to_utf8
+from keras_lt.tokenizers.tokenizer import Tokenizer, to_id_array, to_utf8
 
 
 @keras.saving.register_keras_serializable(package="keras_lt")
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """Turns text into ids, the bytes of its UTF-8 form, and back.
 
     It knows every text. A character of ASCII is one id; any other takes two to four.
@@ -55,43 +54,6 @@ class ByteTokenizer:
             ValueError: If the ids are not integers of rank 1, or not all of them lie in [0, 256).
         """
         return to_id_array(ids, self.vocabulary_size).astype("uint8").tobytes().decode("utf-8", errors="replace")
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the tokenizer to a small JSON file, whole or not at all.
-
-        Args:
-            path: Path of the file, in a directory that exists.
-        """
-        save_tokenizer(self, path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike) -> Self:
-        """Reads a tokenizer that `save` wrote.
-
-        Args:
-            path: Path of the file.
-
-        Returns:
-            A `ByteTokenizer`.
-
-        Raises:
-            ValueError: If the file holds something else.
-        """
-        return cls.from_config(load_config(cls, path))
-
-    def get_config(self) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """Makes a tokenizer from what `get_config` gives."""
-        return cls(**config)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self)
-
-    def __hash__(self) -> int:
-        return hash(type(self))
 
     def __repr__(self) -> str:
         return "<ByteTokenizer vocabulary_size=256>"

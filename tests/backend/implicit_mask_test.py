@@ -34,10 +34,10 @@ def test_the_mask_of_a_layer(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_mask(mode):
-    layer = keras.layers.Embedding(5, 3)
+    masked, layer = embedding(), keras.layers.Embedding(5, 3)
     layer.build((None, None))
     assert run(mode, lambda ids: implicit_mask(layer(ids)), IDS) is None
-    assert run(mode, lambda ids: implicit_mask(ops.add(embedding()(ids), 1)), IDS) is None
+    assert run(mode, lambda ids: implicit_mask(ops.add(masked(ids), 1)), IDS) is None
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int32"])

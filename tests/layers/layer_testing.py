@@ -5,7 +5,11 @@ the weights of a layer in the form they want, and functions that are compiled on
 import keras
 import numpy as np
 
-from testing import compiled, to_numpy
+from testing import BACKEND, MODES, compiled, to_numpy
+
+# On JAX eager mode runs what jit runs, with each operation compiled alone: seconds a test, so few tests use it.
+LEAN_MODES = [mode for mode in MODES if (BACKEND, mode) != ("jax", "eager")]
+FAST_MODE = LEAN_MODES[0]
 
 
 def compile_once(mode, function, *example):

@@ -15,6 +15,7 @@ LABELS = np.random.default_rng(0).integers(0, V, (B, T))
 LOGITS = np.random.default_rng(1).normal(size=(B, T, V)).astype("float32")
 ROWS = np.array([0.5, 2.0, 3.0], "float32")
 TOKENS = np.random.default_rng(2).random((B, T)).astype("float32")
+JIT = [False] if BACKEND == "torch" else [False, True]
 WEIGHTS = {
     "none": (None, np.ones((B, T))),
     "(B,)": (ROWS, np.repeat(ROWS[:, None], T, axis=1)),
@@ -87,12 +88,20 @@ def test_labels_out_of_range(mode):
     def both(labels, ids, logits, weights):
         return loss(labels, model(ids)), loss(labels, logits, weights)
 
+    def function(masked, counted, *args):
+        return [both(labels, *args) for labels in masked], [both(labels, *args) for labels in counted]
+
+    masked, counted = [], []
+    for wrong in (V, -1, 2**31 - 1):
+        masked.append(np.where(REAL, LABELS, wrong))
+        counted.append(LABELS.copy())
+        counted[-1][1, 2] = wrong
+    right, wrong = run(mode, function, masked, counted, IDS, LOGITS, REAL.astype("float32"))
+
     expected = mean_loss(logits_of(model, IDS), LABELS, REAL), mean_loss(LOGITS, LABELS, REAL)
-    for wrong in (V, -1, -100, 2**31 - 1):
-        masked, counted = np.where(REAL, LABELS, wrong), LABELS.copy()
-        counted[1, 2] = wrong
-        assert_close(run(mode, both, masked, IDS, LOGITS, REAL.astype("float32")), expected)
-        assert np.isnan(run(mode, both, counted, IDS, LOGITS, REAL.astype("float32"))).all()
+    for losses in right:
+        assert_close(losses, expected)
+    assert np.isnan(wrong).all()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -212,13 +221,13 @@ def test_wrong_shapes(labels, logits, weights):
         TokenCrossentropy()(np.zeros(labels), np.zeros(logits), None if weights is None else np.ones(weights))
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("given", ["none", "(B,)", "(B, T)"])
+@pytest.mark.parametrize("jit_compile", JIT)
+@pytest.mark.parametrize("given", ["none", "(B, T)"])
 def test_fit_evaluate_and_custom_loop(given, jit_compile):
     """All three give the loop's number; fit moves the kernel by the gradient of that number."""
     weights, full = WEIGHTS[given]
     model = token_model()
-    table, kernel, bias = model.get_weights()
+    table, kernel, _ = model.get_weights()
     logits, full = logits_of(model, IDS), full * REAL
     expected = mean_loss(logits, LABELS, full)
     exponentials = np.exp(logits.astype("float64"))
@@ -233,12 +242,11 @@ def test_fit_evaluate_and_custom_loop(given, jit_compile):
     assert_close(model.get_weights()[1], kernel - slopes)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_length_of_the_padding_makes_no_difference(jit_compile):
+def test_length_of_the_padding_makes_no_difference():
     losses = []
     for padding in (0, 8):
         model = token_model()
-        model.compile(keras.optimizers.SGD(1.0), TokenCrossentropy(), jit_compile=jit_compile)
+        model.compile(keras.optimizers.SGD(1.0), TokenCrossentropy(), jit_compile=JIT[-1])
         ids, labels = (np.pad(array, ((0, 0), (0, padding))) for array in (IDS, LABELS))
         losses.append(model.fit(ids, labels, batch_size=B, epochs=3, verbose=0).history["loss"])
     assert_close(losses[0], losses[1])

@@ -1,5 +1,6 @@
 """Perplexity against a loop over the real tokens of an epoch; and what it costs in a compiled step."""
 
+import itertools
 import math
 import re
 
@@ -10,7 +11,7 @@ from keras import ops
 
 from keras_lt.losses import TokenCrossentropy
 from keras_lt.metrics import Perplexity
-from testing import MODES, assert_close, needs_jax, needs_tensorflow, run, to_numpy
+from testing import BACKEND, MODES, assert_close, needs_jax, needs_tensorflow, run, to_numpy
 
 T, D, V = 5, 7, 11
 SIZES = (3, 2, 1)  # rows of each batch
@@ -22,8 +23,8 @@ WEIGHTS = np.random.default_rng(2).random(IDS.shape).astype("float32")
 
 
 def batches(*arrays):
-    starts = np.cumsum((0, *SIZES))
-    return [[array[a:b] for array in arrays] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    borders = itertools.pairwise(np.cumsum((0, *SIZES)))
+    return [[array[start:end] for array in arrays] for start, end in borders]
 
 
 def perplexity(logits, labels, weights):
@@ -54,17 +55,16 @@ def logits_of(model, ids):
 def test_exact_over_batches_of_unequal_size(mode):
     model, metric = token_model(), Perplexity()
 
-    def update(variables, labels, ids, logits, weights):
-        """Three epochs at once: plain, with sample weights, and with those and the implicit mask."""
-        plain, weighted, both = variables
-        plain = metric.stateless_update_state(plain, labels, logits)
-        weighted = metric.stateless_update_state(weighted, labels, logits, weights)
-        return plain, weighted, metric.stateless_update_state(both, labels, model(ids), weights)
+    def epochs(zero, batches):
+        """Three at once: plain, with sample weights, and with those and the implicit mask."""
+        plain = weighted = both = [zero, zero]
+        for labels, ids, logits, weights in batches:
+            plain = metric.stateless_update_state(plain, labels, logits)
+            weighted = metric.stateless_update_state(weighted, labels, logits, weights)
+            both = metric.stateless_update_state(both, labels, model(ids), weights)
+        return [metric.stateless_result(variables) for variables in (plain, weighted, both)]
 
-    variables = tuple([np.zeros((), "float32")] * 2 for _ in range(3))
-    for batch in batches(LABELS, IDS, LOGITS, WEIGHTS):
-        variables = run(mode, update, variables, *batch)
-    results = [to_numpy(metric.stateless_result(each)) for each in variables]
+    results = run(mode, epochs, np.zeros((), "float32"), batches(LABELS, IDS, LOGITS, WEIGHTS))
 
     assert_close(results[0], perplexity(LOGITS, LABELS, np.ones(IDS.shape)))
     assert_close(results[1], perplexity(LOGITS, LABELS, WEIGHTS))
@@ -107,13 +107,14 @@ def test_labels_out_of_range():
 @pytest.mark.parametrize("dtype", ["uint8", "int64", "float32"])
 def test_dtypes(dtype):
     for logits in (LOGITS.astype("float64"), LOGITS.tolist()):
-        metric = Perplexity(dtype="float64" if keras.backend.backend() == "tensorflow" else "float32")
+        metric = Perplexity(dtype="float64" if BACKEND == "tensorflow" else "float32")
         metric.update_state(LABELS.astype(dtype), logits, WEIGHTS)
         assert_close(metric.result(), np.array(perplexity(LOGITS, LABELS, WEIGHTS)))
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["mask", "mask and weights"])
+@pytest.mark.parametrize(
+    ("weights", "jit_compile"), [(None, False), (WEIGHTS, BACKEND != "torch")], ids=["mask", "mask and weights"]
+)
 def test_fit_and_evaluate(weights, jit_compile):
     """Of an epoch in batches of unequal size; Keras's `loss`, a mean of batch means, is another number there."""
     model = token_model()
@@ -122,8 +123,10 @@ def test_fit_and_evaluate(weights, jit_compile):
         keras.optimizers.SGD(0.0), TokenCrossentropy(), weighted_metrics=[Perplexity()], jit_compile=jit_compile
     )
 
-    history = model.fit(IDS, LABELS, batch_size=4, sample_weight=weights, epochs=2, verbose=0, shuffle=False).history
     evaluated = model.evaluate(IDS, LABELS, batch_size=4, sample_weight=weights, verbose=0, return_dict=True)
+    if BACKEND == "jax":  # whose training step in Keras loses the implicit mask of the logits
+        weights = REAL.astype("float32") if weights is None else weights * REAL
+    history = model.fit(IDS, LABELS, batch_size=4, sample_weight=weights, epochs=2, verbose=0, shuffle=False).history
 
     assert_close(history["perplexity"], [expected, expected])
     assert_close(evaluated["perplexity"], expected)
@@ -160,8 +163,9 @@ def test_costs_no_second_softmax_on_tensorflow():
         model = token_model()
         model.compile(keras.optimizers.SGD(0.1), TokenCrossentropy(), weighted_metrics=metrics)
         model.train_on_batch(IDS, LABELS)
-        step = tf.function(lambda ids, labels, model=model: model.train_step((ids, labels)), jit_compile=True)
-        program = step.experimental_get_compiler_ir(tf.constant(IDS), tf.constant(LABELS))(stage="optimized_hlo")
+        step = tf.function(model.train_step, jit_compile=True)
+        data = tf.constant(IDS), tf.constant(LABELS)
+        program = step.experimental_get_compiler_ir(data)(stage="optimized_hlo")
         counts.append(exponentials(program, LOGITS.size))
     assert counts[0] > 0
     assert counts[1] == counts[0]
