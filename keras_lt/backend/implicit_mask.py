@@ -7,6 +7,14 @@ class _MaskReader(keras.layers.Layer):
         return inputs
 
 
+class _MaskWriter(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs
+
+    def compute_mask(self, inputs, previous_mask):
+        return self.given
+
+
 def implicit_mask(tensor):
     """The padding mask that Keras keeps for a tensor, or `None`.
 
@@ -20,7 +28,32 @@ def implicit_mask(tensor):
     """
     if not keras.ops.is_tensor(tensor):
         return None
-    reader = _MaskReader(name="implicit_mask", dtype=keras.backend.standardize_dtype(tensor.dtype))
-    reader.supports_masking = True
+    reader = _on(tensor, _MaskReader)
     reader(tensor)
     return reader.found
+
+
+def with_implicit_mask(tensor, mask):
+    """The tensor with a padding mask that Keras keeps for it, as if a layer had set it.
+
+    On JAX, Keras loses the mask of a model's output on the way to the metrics, and never asks the `compute_mask` of the
+    model that is trained: whoever knows the mask puts it back.
+
+    Args:
+        tensor: Tensor. If it has a mask it keeps that.
+        mask: Boolean tensor, or `None`, which changes nothing.
+
+    Returns:
+        The tensor.
+    """
+    if mask is None or not keras.ops.is_tensor(tensor):
+        return tensor
+    writer = _on(tensor, _MaskWriter)
+    writer.given = mask
+    return writer(tensor)
+
+
+def _on(tensor, layer_class):
+    layer = layer_class(name="implicit_mask", dtype=keras.backend.standardize_dtype(tensor.dtype))
+    layer.supports_masking = True
+    return layer

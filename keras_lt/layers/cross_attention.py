@@ -58,7 +58,7 @@ class CrossAttention(MultiHeadAttention):
         self.input_spec = layers.InputSpec(ndim=3, axes={-1: hidden_dim})
         self.query = self._build_projection("query", [self.num_heads], hidden_dim, head_dim)
         parts = [self._key_value_heads()] * 2
-        self.key_value = self._build_projection("key_value", parts, context_dim, head_dim)
+        self.key_value = self._build_projection("key_value", parts, context_dim, head_dim, number=1)
         self._build_output(hidden_dim, head_dim)
         self.finish_build()
 
@@ -87,6 +87,8 @@ class CrossAttention(MultiHeadAttention):
             expand_padding_mask(padding_mask, key_length, batch_size),
             self._expand_attention_mask(attention_mask, batch_size, query.shape[2], key_length),
         )
+        if visible is not None:
+            visible = ops.logical_and(visible, ops.ones((ops.shape(query)[2], 1), "bool"))  # (B, N or 1, T, S)
         output, scores = self._attend(query, keys["key"], keys["value"], visible, return_attention_scores, training)
         return pack_results(output, scores if return_attention_scores else None, cache)
 

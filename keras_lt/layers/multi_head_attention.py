@@ -55,13 +55,15 @@ class MultiHeadAttention(CompositeLayer):
             )
         return hidden_dim // self.num_heads
 
-    def _build_projection(self, name, parts, input_dim, head_dim):
-        """One product from `(B, T, D)` to the heads `(B, M, T, H)` of all parts."""
+    def _build_projection(self, name, parts, input_dim, head_dim, number=0):
+        """One product from `(B, T, D)` to the heads `(B, M, T, H)` of all parts, which count on from `number`."""
         projection = layers.EinsumDense(
             "btd,dmh->bmth",
             output_shape=(sum(parts), None, head_dim),
             bias_axes="mh" if self.use_bias else None,
-            kernel_initializer=projection_initializer(self.kernel_initializer, parts, axis=1),
+            kernel_initializer=projection_initializer(
+                spawn_initializer(self.kernel_initializer, number), parts, axis=1
+            ),
             bias_initializer=self.bias_initializer,
             dtype=self.dtype_policy,
             name=name,

@@ -11,8 +11,9 @@ class Perplexity(keras.metrics.Metric):
     """The perplexity of logits against ids: `exp(sum(w * -log p) / sum(w))` over every token since the last reset.
 
     It keeps the two sums, so that the result over an epoch is exact however the batches fall, where Keras's epoch
-    `loss` is a mean of batch means. Padding (Keras's implicit mask) and weight 0 do not count. The cross-entropy is
-    computed by the operations the loss uses on the same tensors: in one compiled step they are computed once.
+    `loss` is a mean of batch means. Padding (Keras's implicit mask) and weight 0 do not count; in a model of one's own
+    on JAX, whose training step in Keras loses that mask, give it as sample weights. The cross-entropy is computed by
+    the operations the loss uses on the same tensors: in one compiled step they are computed once.
 
     Args:
         name: String. Defaults to `"perplexity"`.

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lt.backend import implicit_mask
-from testing import MODES, needs_tensorflow, run, to_numpy
+from keras_lt.backend import implicit_mask, with_implicit_mask
+from testing import MODES, assert_close, needs_tensorflow, run, to_numpy
 
 IDS = np.array([[4, 1, 0], [2, 0, 0]])
 
@@ -58,13 +58,76 @@ def test_the_tensor_keeps_its_mask():
     np.testing.assert_array_equal(to_numpy(first), to_numpy(second))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mask_that_is_given(mode):
+    """Layers see it, and it changes no number; a mask that is there already stays."""
+    layer = embedding()
+
+    def function(x, ids, mask):
+        given = with_implicit_mask(x, mask)
+        return given, implicit_mask(given), implicit_mask(with_implicit_mask(layer(ids), mask))
+
+    x, mask = np.random.default_rng(0).normal(size=(2, 3, 5)).astype("float32"), np.array([[0, 1, 1], [1, 1, 0]], bool)
+    given, found, kept = run(mode, function, x, IDS, mask)
+
+    np.testing.assert_array_equal(given, x)
+    np.testing.assert_array_equal(found, mask)
+    np.testing.assert_array_equal(kept, IDS != 0)
+
+
+def test_no_mask_to_give():
+    x = ops.ones((2, 3))
+    assert with_implicit_mask(x, None) is x
+    assert with_implicit_mask(IDS, IDS != 0) is IDS
+
+
+class Masked(keras.Model):
+    """As our models are: the mask comes from an input that no inner layer knows to be one."""
+
+    def __init__(self):
+        super().__init__()
+        self.supports_masking = True
+        self.dense = keras.layers.Dense(5)
+        self.dense.build((None, None, 1))
+        self.built = True
+
+    def call(self, inputs):
+        return self.dense(inputs["x"])
+
+    def compute_mask(self, inputs, previous_mask=None):
+        return inputs["padding_mask"]
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        y_pred = with_implicit_mask(y_pred, self.compute_mask(x))
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return super().compute_metrics(x, y, with_implicit_mask(y_pred, self.compute_mask(x)), sample_weight)
+
+
+def test_given_to_loss_and_metrics_in_fit_and_evaluate():
+    """Keras's own mean of |y - y'| over the open places: the closed ones hold a number that would show."""
+    model = Masked()
+    model.set_weights([np.zeros((1, 5)), np.zeros(5)])
+    model.compile(keras.optimizers.SGD(0.0), "mae", metrics=["mae"])
+    y = np.where(IDS[..., None] != 0, IDS[..., None], 1e6).astype("float32")
+    data = {"x": np.ones((2, 3, 1), "float32"), "padding_mask": IDS != 0}
+
+    history = model.fit(data, y, verbose=0).history
+    evaluated = model.evaluate(data, y, verbose=0, return_dict=True)
+
+    expected = {"loss": IDS.sum() / 3, "mae": IDS.sum() / 3}
+    assert_close(evaluated, expected)
+    assert_close({name: values[0] for name, values in history.items()}, expected)
+
+
 def test_leaves_nothing_behind():
     output = embedding()(IDS)
-    implicit_mask(output)
+    with_implicit_mask(output, implicit_mask(output))
     gc.collect()
     before = len(gc.get_objects())
     for _ in range(20):
-        implicit_mask(output)
+        with_implicit_mask(output, implicit_mask(output))
     gc.collect()
     assert len(gc.get_objects()) - before < 20
 

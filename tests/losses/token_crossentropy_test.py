@@ -246,7 +246,7 @@ def test_length_of_the_padding_makes_no_difference():
     losses = []
     for padding in (0, 8):
         model = token_model()
-        model.compile(keras.optimizers.SGD(1.0), TokenCrossentropy(), jit_compile=JIT[-1])
+        model.compile(keras.optimizers.SGD(1.0), TokenCrossentropy(), jit_compile=False)
         ids, labels = (np.pad(array, ((0, 0), (0, padding))) for array in (IDS, LABELS))
         losses.append(model.fit(ids, labels, batch_size=B, epochs=3, verbose=0).history["loss"])
     assert_close(losses[0], losses[1])

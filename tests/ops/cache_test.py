@@ -41,17 +41,16 @@ def test_each_row_at_its_own_place(length, mode):
     cache, new = normal(B, K, S, H), normal(B, K, length, H, seed=1)
     mask = np.random.default_rng(2).random((B, length)) < 0.5
 
-    def function(cache, new, mask, starts):
-        return update_cache(cache, new, starts), place_mask(mask, S, starts)
+    starts = [[0, 2, 3], [6, 5, 4], [S, -1, -12]]
 
-    for start in ([0, 2, 3], [6, 5, 4], [S, -1, -12]):
-        written, placed = run(mode, function, cache, new, mask, np.array(start))
+    def function(cache, new, mask, starts):
+        return [(update_cache(cache, new, start), place_mask(mask, S, start)) for start in (*starts, 2)]
+
+    results = run(mode, function, cache, new, mask, [*map(np.array, starts), np.array(2)])
+
+    for (written, placed), start in zip(results, [*starts, [2] * B, [2] * B], strict=True):
         np.testing.assert_array_equal(written, looped(cache, new, start))
         np.testing.assert_array_equal(placed, looped_mask(mask, start))
-    for start in (2, np.array(2)):
-        written, placed = run(mode, function, cache, new, mask, start)
-        np.testing.assert_array_equal(written, looped(cache, new, [2] * B))
-        np.testing.assert_array_equal(placed, looped_mask(mask, [2] * B))
 
 
 def test_the_cache_keeps_its_dtype():
