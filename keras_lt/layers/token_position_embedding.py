@@ -91,6 +91,8 @@ class TokenPositionEmbedding(QuantizableMixin, keras.layers.Layer):
             name="token_embedding",
         )
         self.token_embedding.build(input_shape)
+        # Turned round, to be the head, it meets masked features, and Keras would warn of a mask that is lost.
+        self.token_embedding.supports_masking = True
         if self.position == "learned":
             self.position_embeddings = self.add_weight(
                 shape=(self.max_sequence_length, self.hidden_dim),

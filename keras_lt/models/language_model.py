@@ -1,6 +1,6 @@
 import keras
 
-from keras_lt.backend import prefers_jit
+from keras_lt.backend import prefers_jit, with_implicit_mask
 from keras_lt.layers.composite_layer import QuantizableMixin
 from keras_lt.losses import TokenCrossentropy
 from keras_lt.metrics import Perplexity
@@ -48,6 +48,15 @@ class LanguageModel(QuantizableMixin, keras.Model):
             jit_compile=prefers_jit() if jit_compile == "auto" and not run_eagerly else jit_compile,
             auto_scale_loss=auto_scale_loss,
         )
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        # Keras on JAX runs `call` alone, and so never asks `compute_mask`.
+        y_pred = with_implicit_mask(y_pred, None if x is None else self.compute_mask(x))
+        return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        y_pred = with_implicit_mask(y_pred, self.compute_mask(x))
+        return super().compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
     def get_compile_config(self):
         config = super().get_compile_config()

@@ -1,12 +1,11 @@
 """S1's FFN and S3's feed_forward, and its gated form, against NumPy and PyTorch."""
 
-import functools
 import math
 
 import keras
 import numpy as np
 import pytest
-from layer_testing import LEAN_MODES, compile_once, feed_forward, float64
+from layer_testing import LEAN_MODES, cached, compile_once, feed_forward, float64
 
 from keras_lt.backend import implicit_mask
 from keras_lt.layers import FeedForward
@@ -32,7 +31,7 @@ ACTIVATIONS = {
 }
 
 
-@functools.cache
+@cached
 def layer_of(option, dtype="float32"):
     keras.utils.set_random_seed(7)
     initializer = keras.initializers.RandomNormal(stddev=0.5)
@@ -41,7 +40,7 @@ def layer_of(option, dtype="float32"):
     return layer
 
 
-@functools.cache
+@cached
 def compiled_layer(option, mode):
     return compile_once(mode, layer_of(option), example())
 

@@ -2,6 +2,9 @@
 the weights of a layer in the form they want, and functions that are compiled once and called often.
 """
 
+import functools
+import inspect
+
 import keras
 import numpy as np
 
@@ -16,6 +19,18 @@ def compile_once(mode, function, *example):
     """`function` compiled in one of `MODES`; `example` shows the structure of its arguments, all of them arrays."""
     call = compiled(mode, function, example)
     return lambda *args: to_numpy(call([keras.ops.convert_to_tensor(leaf) for leaf in keras.tree.flatten(args)]))
+
+
+def cached(function):
+    """`functools.cache` to which a default and the same value passed are one."""
+    signature, cached_function = inspect.signature(function), functools.cache(function)
+
+    def call(*args):
+        bound = signature.bind(*args)
+        bound.apply_defaults()
+        return cached_function(*bound.args)
+
+    return call
 
 
 def float64(tensor):

@@ -1,12 +1,11 @@
 """S3's two tables and S1's scaled table plus sinusoids, against NumPy; what padding, positions and wrong ids do."""
 
-import functools
 import re
 
 import keras
 import numpy as np
 import pytest
-from layer_testing import LEAN_MODES, float64, sinusoids
+from layer_testing import LEAN_MODES, cached, float64, sinusoids
 
 from keras_lt.backend import implicit_mask
 from keras_lt.layers import TokenPositionEmbedding
@@ -26,7 +25,7 @@ every_option = pytest.mark.parametrize("option", OPTIONS)
 needs_compilation = pytest.mark.skipif(not COMPILED, reason="nothing is compiled on this backend")
 
 
-@functools.cache
+@cached
 def layer_of(option, dtype="float32"):
     keras.utils.set_random_seed(7)
     initializer = keras.initializers.RandomNormal()

@@ -19,6 +19,9 @@ from testing import (
     weight_gradient,
 )
 
+# XLA takes longer to compile a training step than these tests to run it; JAX has nothing between XLA and one op a time.
+JIT = False if BACKEND == "tensorflow" else "auto"
+
 # One option each, at a value that is not the default.
 OPTIONS = {
     "vocabulary_size": 29,
@@ -146,7 +149,7 @@ def test_named_tensor_form_equals_s1(mode):
 
 def test_loss_equals_s3():
     model, ids, targets = small(), random_ids(4, 7), random_ids(7, 4).T
-    model.compile(jit_compile=False)
+    model.compile(jit_compile=JIT)
     logits = np.concatenate([s3_forward(model, row) for row in ids])  # S3 reshapes to [b * l, v]
     expected = -np.log(softmax(logits)[np.arange(logits.shape[0]), targets.ravel()]).mean()
     assert_close(model.evaluate(ids, targets, verbose=0), float(expected), 1e-5)
@@ -224,11 +227,12 @@ def test_padded_to_16_and_64_trains_the_same():
     results = []
     for width in (16, 64):
         model = small(max_sequence_length=64, mask_zero=True, num_layers=1)
-        model.compile(optimizer=keras.optimizers.SGD(0.1), weighted_metrics="auto", jit_compile=False)
+        model.compile(optimizer=keras.optimizers.SGD(0.1), weighted_metrics="auto", jit_compile=JIT)
         x, y = sentences(width)
         evaluated = model.evaluate(x, y, verbose=0, return_dict=True)
-        custom = float(to_numpy(model.compute_loss(x, y, model(x))))
-        gradients = weight_gradient("eager", model, lambda x, y, m=model: m.compute_loss(x, y, m(x)), x, y)
+        mode = "eager" if BACKEND == "tensorflow" else MODES[-1]
+        custom = float(run(mode, lambda x, y, m=model: m.compute_loss(x, y, m(x)), x, y))
+        gradients = weight_gradient(mode, model, lambda x, y, m=model: m.compute_loss(x, y, m(x)), x, y)
         fitted = model.fit(x, y, verbose=0).history
         results.append((evaluated, custom, gradients, fitted, model.get_weights()))
     for one, other in zip(*results, strict=True):
@@ -237,6 +241,21 @@ def test_padded_to_16_and_64_trains_the_same():
     assert_close(evaluated["loss"], custom, 1e-5)
     assert_close(fitted["loss"][0], custom, 1e-5)
     assert_close(evaluated["perplexity"], float(np.exp(custom)), 1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.filterwarnings("error:Layer:UserWarning")
+def test_padding_mask_counts_in_loss_and_metrics(tied):
+    x, y = sentences(13)
+    masked, zero_is_padding = (small(num_layers=1, tie_embeddings=tied, mask_zero=zero) for zero in (False, True))
+    zero_is_padding.set_weights(masked.get_weights())
+    results = []
+    for model, inputs in ((masked, {"token_ids": x, "padding_mask": x != 0}), (zero_is_padding, x)):
+        model.compile(optimizer=keras.optimizers.SGD(0.1), weighted_metrics="auto", jit_compile=JIT)
+        evaluated = model.evaluate(inputs, y, verbose=0, return_dict=True)
+        results.append((evaluated, model.fit(inputs, y, verbose=0).history, model.get_weights()))
+    for one, other in zip(*results, strict=True):
+        assert_close(one, other, 1e-5)
 
 
 class Batches(keras.utils.PyDataset):
@@ -268,7 +287,7 @@ def test_every_kind_of_data_trains_the_same():
     weights = {}
     for kind, (data, *targets) in kinds.items():
         model = small(num_layers=1)
-        model.compile(optimizer=keras.optimizers.SGD(0.1), jit_compile=False)
+        model.compile(optimizer=keras.optimizers.SGD(0.1), jit_compile=JIT)
         arguments = dict(zip(("y", "sample_weight"), targets, strict=False))
         model.fit(data, batch_size=4 if targets else None, shuffle=False, verbose=0, **arguments)
         weights[kind] = model.get_weights()
@@ -278,7 +297,7 @@ def test_every_kind_of_data_trains_the_same():
 
 def test_sample_weight_of_a_row_equals_leaving_rows_out():
     model, x, y = small(), random_ids(5, 7), random_ids(7, 5).T
-    model.compile(weighted_metrics="auto", jit_compile=False)
+    model.compile(weighted_metrics="auto", jit_compile=JIT)
     weighted = model.evaluate(x, y, sample_weight=np.array([1, 0, 1, 0, 1.0]), verbose=0, return_dict=True)
     left_out = model.evaluate(x[::2], y[::2], verbose=0, return_dict=True)
     assert_close(weighted, left_out, 1e-5)
@@ -293,7 +312,7 @@ def test_compile_auto():
     assert isinstance(model.loss, keras_lt.losses.TokenCrossentropy)
     x, y = random_ids(4, 7), random_ids(7, 4).T
     assert set(model.fit(x, y, verbose=0).history) == {"loss"}
-    model.compile(weighted_metrics="auto", jit_compile=False)
+    model.compile(weighted_metrics="auto", jit_compile=JIT)
     assert set(model.fit(x, y, verbose=0).history) == {"loss", "perplexity"}
     model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", jit_compile=False, run_eagerly=True)
     model.fit(x, y, verbose=0)
@@ -382,7 +401,7 @@ def test_half_precision_trains():
     x, y = random_ids(8, 7), random_ids(7, 8).T
     for policy in ("mixed_bfloat16", "mixed_float16"):
         model = small(dtype=policy, num_layers=1)
-        model.compile(jit_compile=False)
+        model.compile(jit_compile=JIT)
         losses = model.fit(x, y, epochs=30, verbose=0).history["loss"]
         assert losses[-1] < losses[0] / 2 and np.isfinite(losses).all()
 
@@ -445,7 +464,7 @@ def test_saves_and_loads_in_a_fresh_process(tmp_path):
     models["nested_int8"] = keras.Sequential([keras.Input((None,), dtype="int32"), small(num_layers=1)])
     models["nested_int8"].quantize("int8")
     models["trained"] = small(num_layers=1)
-    models["trained"].compile(weighted_metrics="auto", jit_compile=False)
+    models["trained"].compile(weighted_metrics="auto", jit_compile=JIT)
     models["trained"].fit(ids, ids, verbose=0)
     for name, model in models.items():
         model.save(tmp_path / f"{name}.keras")

@@ -35,7 +35,7 @@ def looped_mask(mask, starts):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("length", [1, 4, S, 11])
+@pytest.mark.parametrize("length", [1, 4, 11])
 def test_each_row_at_its_own_place(length, mode):
     """The last starts write outside the cache, on either side, partly and wholly: what falls outside is dropped."""
     cache, new = normal(B, K, S, H), normal(B, K, length, H, seed=1)
