@@ -51,7 +51,6 @@ class Tokenizer:
         return cls.from_config(content["config"])
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what the constructor needs to make an equal tokenizer."""
         return {}
 
     @classmethod

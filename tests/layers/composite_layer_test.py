@@ -6,6 +6,7 @@ import json
 import keras
 import numpy as np
 import pytest
+from layer_testing import quantize
 
 import keras_lt.layers
 from keras_lt.layers import (
@@ -176,33 +177,44 @@ def test_nothing_says_quantization_without_one():
 
 # Files. Starting a process takes seconds: one process loads every file, computes, saves and loads once more.
 
-LOAD_AND_COMPUTE = """
-    import sys, numpy as np, keras, keras_lt
-    folder, *names = sys.argv[1:]
-    inputs = dict(np.load(f"{folder}/inputs.npz"))
-    inputs = [inputs[name] for name in ("ids", "x", "context")]
-    results = {}
-    for name in names:
-        path = f"{folder}/{name}.keras"
-        for time in ("first", "second"):
-            model = keras.saving.load_model(path)
-            outputs = keras.tree.flatten(model.predict(inputs, verbose=0))
-            for number, output in enumerate(outputs):
-                results[f"{name}/{time}/{number}"] = output.astype("float32")
-            results[f"{name}/{time}/trainable"] = len(model.trainable_variables)
-            path = f"{folder}/{name}_again.keras"
-            if time == "first":
-                model.save(path)
-    np.savez(f"{folder}/outputs.npz", **results)
+COMPUTE = """
+import keras, numpy as np
+
+def compute(model, inputs):
+    call = lambda inputs: keras.tree.flatten(model(inputs))
+    if keras.backend.backend() == "jax":  # its eager mode compiles each operation alone
+        import jax
+
+        call = jax.jit(call)
+    return [np.asarray(keras.ops.convert_to_numpy(output)).astype("float32") for output in call(inputs)]
 """
-QUANTIZED = {"int8": "int8", "int4": "int4", "float8": "float8", "nested_int8": "int8"}
+LOAD_AND_COMPUTE = f"""
+{COMPUTE}
+import gc, sys
+import keras_lt
+gc.freeze()  # Keras collects garbage for each kernel it quantizes
+folder, *names = sys.argv[1:]
+inputs = dict(np.load(f"{{folder}}/inputs.npz"))
+inputs = [inputs[name] for name in ("ids", "x", "context")]
+results = {{}}
+for name in names:
+    name, _, again = name.partition(":")
+    model = keras.saving.load_model(f"{{folder}}/{{name}}.keras")
+    if again:
+        model.save(f"{{folder}}/{{name}}_again.keras")
+        model = keras.saving.load_model(f"{{folder}}/{{name}}_again.keras")
+    for number, output in enumerate(compute(model, inputs)):
+        results[f"{{name}}/{{number}}"] = output
+    results[f"{{name}}/trainable"] = len(model.trainable_variables)
+np.savez(f"{{folder}}/outputs.npz", **results)
+"""
+QUANTIZED = ["int8", "int4", "float8", "nested_int8"]
 
 
 def every_case_model():
     """One model of a layer for every argument that is not its default."""
     inputs = symbolic_inputs()
     layers = [make(kind, **{argument: value}) for kind, argument, value in CASES if argument != "name"]
-    layers += [make(kind, name=f"another_{kind.__name__.lower()}") for kind in ARGUMENTS]
     return keras.Model(inputs, [call(layer, *inputs) for layer in layers])
 
 
@@ -219,14 +231,12 @@ def mixed_model():
 def models():
     keras.utils.set_random_seed(3)
     result = {"every_case": every_case_model(), "float": mixed_model()}
-    for name, mode in QUANTIZED.items():
-        inner = mixed_model()
-        inner.set_weights(result["float"].get_weights())
-        inner.quantize(mode)
-        result[name] = inner
-        if "nested" in name:
-            inputs = symbolic_inputs()
-            result[name] = keras.Model(inputs, inner(inputs) * 2)
+    for mode in ("int8", "int4", "float8"):
+        result[mode] = mixed_model()
+        result[mode].set_weights(result["float"].get_weights())
+        quantize(result[mode], mode)
+    inputs = symbolic_inputs()
+    result["nested_int8"] = keras.Model(inputs, result["int8"](inputs) * 2)
     result["lora"] = mixed_model()
     result["lora"].set_weights(result["float"].get_weights())
     for projection in lora_projections(result["lora"]):
@@ -248,45 +258,39 @@ NAMES = ["every_case", "float", *QUANTIZED, "lora", "frozen"]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Outputs and numbers of trainable variables before saving, after loading in a fresh process, and once more."""
+    """Outputs and numbers of trainable variables, before saving and after loading in a fresh process.
+
+    The quantized models are there saved again and loaded again before they compute.
+    """
     folder = tmp_path_factory.mktemp("files")
     np.savez(folder / "inputs.npz", **dict(zip(("ids", "x", "context"), example(), strict=True)))
-    before = {}
+    namespace, before = {}, {}
+    exec(COMPUTE, namespace)
     for name, model in models().items():
-        outputs = keras.tree.flatten(model.predict(example(), verbose=0))
-        before[name] = [np.asarray(output).astype("float32") for output in outputs], len(model.trainable_variables)
+        before[name] = namespace["compute"](model, example()), len(model.trainable_variables)
         model.save(folder / f"{name}.keras")
-    fresh_process(LOAD_AND_COMPUTE, folder, *NAMES)
+    fresh_process(LOAD_AND_COMPUTE, folder, *(f"{name}:again" if name in QUANTIZED else name for name in NAMES))
     return before, dict(np.load(folder / "outputs.npz"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("time", ["first", "second"])
-def test_a_saved_model_loads_in_a_fresh_process_and_computes_the_same(files, name, time):
+def test_a_saved_model_loads_in_a_fresh_process_and_computes_the_same(files, name):
     before, after = files
     outputs, trainable = before[name]
     for number, output in enumerate(outputs):
-        np.testing.assert_array_equal(after[f"{name}/{time}/{number}"], output, err_msg=f"output {number}")
+        # A file keeps the sum of a kernel and its LoRA, which is a kernel like any other, rounded once more.
+        assert_close(after[f"{name}/{number}"], output, 1e-5 if name == "lora" else 0)
         assert np.isfinite(output).all()
-    # A file keeps the sum of a kernel and its LoRA, which is a kernel like any other.
     if name != "lora":
-        assert after[f"{name}/{time}/trainable"] == trainable
+        assert after[f"{name}/trainable"] == trainable
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("int8", 0.05), ("int4", 0.6), ("float8", 0.2)])
+@pytest.mark.parametrize(("name", "tolerance"), [("int8", 0.05), ("int4", 0.6), ("float8", 0.4)])
 def test_a_quantized_model_is_near_the_float_one(files, name, tolerance):
     (exact,), (output,) = files[0]["float"][0], files[0][name][0]
     error = np.abs(output - exact).max() / np.abs(exact).max()
     assert 0 < error < tolerance
     assert_close(files[0]["nested_int8"][0][0], 2 * files[0]["int8"][0][0])
-
-
-def test_a_frozen_block_stays_frozen(files):
-    assert files[0]["float"][1] - files[0]["frozen"][1] == len(built(make_decoder()).trainable_variables)
-
-
-def make_decoder():
-    return TransformerBlock(2, gated=True, num_key_value_heads=1, attention_bias=True, causal=True)
 
 
 # Parts

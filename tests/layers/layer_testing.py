@@ -3,6 +3,7 @@ the weights of a layer in the form they want, and functions that are compiled on
 """
 
 import functools
+import gc
 import inspect
 
 import keras
@@ -31,6 +32,13 @@ def cached(function):
         return cached_function(*bound.args)
 
     return call
+
+
+def quantize(model, mode):
+    """`model.quantize(mode)`, without the garbage collection for each kernel, slow where much is loaded."""
+    gc.freeze()
+    model.quantize(mode)
+    gc.unfreeze()
 
 
 def float64(tensor):

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from layer_testing import FAST_MODE, attention_weights, causal, float64, multi_head_attention
+from layer_testing import FAST_MODE, attention_weights, causal, float64, multi_head_attention, quantize
 
 from keras_lt.layers import CausalMultiHeadAttention, CrossAttention
 from testing import assert_close, run, to_numpy
@@ -48,7 +48,7 @@ def test_kernels_of_a_quantized_layer_are_near_the_float_ones(kind, mode, levels
     layer, model = make(kind)
     before = kernels(layer)
 
-    model.quantize(mode)
+    quantize(model, mode)
 
     for name, kernel in kernels(layer).items():
         assert kernel.shape == before[name].shape
@@ -61,7 +61,7 @@ def test_kernels_of_a_quantized_layer_are_near_the_float_ones(kind, mode, levels
 @pytest.mark.parametrize("mode", ["int8", "int4"])
 def test_a_quantized_layer_computes_with_the_kernels_it_shows(kind, mode):
     layer, model = make(kind)
-    model.quantize(mode)
+    quantize(model, mode)
     x = example()
     # What is left is the rounding of the activations to 127 steps, of numbers up to 3, in two products.
     assert_close(run(FAST_MODE, lambda x: layer(x, *[x] * (len(model.inputs) - 1)), x), expected_output(layer, x), 0.1)
@@ -71,7 +71,7 @@ def test_a_quantized_layer_computes_with_the_kernels_it_shows(kind, mode):
 def test_kernels_of_a_float8_layer_are_those_of_the_layer(kind):
     layer, model = make(kind)
     before = kernels(layer)
-    model.quantize("float8")
+    quantize(model, "float8")
     for name, kernel in kernels(layer).items():
         # Eight bits, of which three are mantissa
         assert_close(kernel, before[name], 0.07)
@@ -98,7 +98,7 @@ def test_lora_is_in_the_kernels(kind):
 @every_kind
 def test_a_quantized_layer_is_still_causal_and_ignores_padding(kind):
     layer, model = make(kind)
-    model.quantize("int8")
+    quantize(model, "int8")
     x, changed = example(), example()
     changed[:, 4:] *= 10
     padding = np.broadcast_to(np.arange(T) < 4, (B, T))
