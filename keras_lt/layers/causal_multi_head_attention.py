@@ -122,6 +122,7 @@ class CausalMultiHeadAttention(MultiHeadAttention):
             positions = ops.cast(start_index, "int32")[..., None] + ops.arange(ops.shape(inputs)[1], dtype="int32")
             query, key = rotary_embedding(query, positions), rotary_embedding(key, positions)
         if cache is not None:
+            check_shape('cache["key"]', cache["key"], (inputs.shape[0], self._parts()[1], None, key.shape[3]))
             within = self._check_within_cache(start_index, query, cache)
             key = update_cache(cache["key"], key, start_index)
             value = update_cache(cache["value"], value, start_index)

@@ -81,6 +81,7 @@ class CrossAttention(MultiHeadAttention):
             check_shape("context", context, (inputs.shape[0], None, None))
         keys = self.build_cache(context) if cache is None else cache
         query = self.query(inputs)  # (B, N, T, H)
+        check_shape('cache["key"]', keys["key"], (inputs.shape[0], self._key_value_heads(), None, query.shape[3]))
         key_length, batch_size = keys["key"].shape[2], query.shape[0]
         visible = combine_masks(
             expand_padding_mask(context_mask, key_length, batch_size, "context_mask"),

@@ -525,6 +525,14 @@ def test_a_wrong_shape_is_an_error_that_says_both(argument, shape, expected):
     assert f"{argument}.shape={shape}" in str(error.value)
 
 
+@pytest.mark.parametrize("shape", [(B + 1, 2, S, 4), (1, 2, S, 4), (B, 6, S, 4), (B, 2, S, 5), (B, S, 8)])
+def test_a_wrong_cache_is_an_error(shape):
+    layer, (x, *_), cache = layer_of("grouped"), example("grouped"), np.zeros(shape, "float32")
+    with pytest.raises(ValueError, match=re.escape("(3, 2, None, 4)")) as error:
+        layer(x, cache={"key": cache, "value": cache})
+    assert str(shape) in str(error.value)
+
+
 def test_a_wrong_start_index_is_an_error():
     layer, (x, *_) = layer_of("plain"), example("plain")
     for start in (np.arange(B + 1), np.zeros((B, 1), "int32")):

@@ -5,7 +5,16 @@ import re
 import keras
 import numpy as np
 import pytest
-from layer_testing import FAST_MODE, LEAN_MODES, attention_weights, cached, compile_once, float64, multi_head_attention
+from layer_testing import (
+    FAST_MODE,
+    LEAN_MODES,
+    LOW_PRECISION,
+    attention_weights,
+    cached,
+    compile_once,
+    float64,
+    multi_head_attention,
+)
 
 from keras_lt.backend import implicit_mask
 from keras_lt.layers import CrossAttention
@@ -116,14 +125,14 @@ def test_without_a_context_gradients_are_zero(mode):
     assert (by_context[:2] != 0).all()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "mixed_float16", "mixed_bfloat16"])
-def test_low_precision_is_finite_and_near(dtype):
+@pytest.mark.parametrize(("dtype", "mode"), LOW_PRECISION)
+def test_low_precision_is_finite_and_near(dtype, mode):
     layer = layer_of("everything", dtype)
     for own, other in zip(layer.weights, layer_of("everything").weights, strict=True):
         own.assign(other.value)
     arguments = example("everything")
 
-    results, exact = (results_of("everything", LEAN_MODES[-1], policy)(*arguments) for policy in (dtype, "float32"))
+    results, exact = (results_of("everything", mode, policy)(*arguments) for policy in (dtype, "float32"))
 
     for name in ("plain", "masked", "scored", "cached"):
         assert keras.backend.standardize_dtype(results[name].dtype) == layer.compute_dtype
@@ -331,6 +340,14 @@ def test_wrong_calls_are_errors():
         layer(x, context, attention_mask=attention_mask.astype("float32"))
     with pytest.raises(ValueError, match="width 11, num_heads=2"):
         CrossAttention(num_heads=2)(x, context)
+
+
+@pytest.mark.parametrize("shape", [(B + 1, 2, S, 4), (B, 6, S, 4), (B, 2, S, 5)])
+def test_a_wrong_cache_is_an_error(shape):
+    layer, (x, *_), cache = layer_of("grouped"), example("grouped"), np.zeros(shape, "float32")
+    with pytest.raises(ValueError, match=re.escape("(3, 2, None, 4)")) as error:
+        layer(x, cache={"key": cache, "value": cache})
+    assert str(shape) in str(error.value)
 
 
 def test_weights_exist_after_build():

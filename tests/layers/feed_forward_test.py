@@ -5,7 +5,7 @@ import math
 import keras
 import numpy as np
 import pytest
-from layer_testing import LEAN_MODES, cached, compile_once, feed_forward, float64
+from layer_testing import LEAN_MODES, LOW_PRECISION, cached, compile_once, feed_forward, float64
 
 from keras_lt.backend import implicit_mask
 from keras_lt.layers import FeedForward
@@ -92,15 +92,15 @@ def test_default_width_is_four_times_the_input():
     assert tuple(layer_of("gated").intermediate.kernel.shape) == (D, 2 * F)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "mixed_float16", "mixed_bfloat16"])
-def test_low_precision_is_near(dtype):
+@pytest.mark.parametrize(("dtype", "mode"), LOW_PRECISION)
+def test_low_precision_is_near(dtype, mode):
     layer = layer_of("gated", dtype)
     for own, other in zip(layer.weights, layer_of("gated").weights, strict=True):
         own.assign(other.value)
-    result = run(LEAN_MODES[-1], layer, example())
+    result = run(mode, layer, example())
     assert keras.backend.standardize_dtype(result.dtype) == layer.compute_dtype
     # 11 and 8 bits of mantissa, in outputs of size 4
-    assert_close(result, compiled_layer("gated", LEAN_MODES[-1])(example()), 0.1 if "bfloat" in dtype else 0.01)
+    assert_close(result, compiled_layer("gated", mode)(example()), 0.1 if "bfloat" in dtype else 0.01)
 
 
 @pytest.mark.parametrize("mode", LEAN_MODES)

@@ -14,6 +14,13 @@ from testing import BACKEND, MODES, compiled, to_numpy
 # On JAX eager mode runs what jit runs, with each operation compiled alone: seconds a test, so few tests use it.
 LEAN_MODES = [mode for mode in MODES if (BACKEND, mode) != ("jax", "eager")]
 FAST_MODE = LEAN_MODES[0]
+# The low-precision policies, each in one mode: compiled ones are where fused operations could keep other precisions.
+LOW_PRECISION = [
+    ("float16", LEAN_MODES[0]),
+    ("mixed_bfloat16", LEAN_MODES[0]),
+    ("bfloat16", LEAN_MODES[-1]),
+    ("mixed_float16", LEAN_MODES[-1]),
+]
 
 
 def compile_once(mode, function, *example):

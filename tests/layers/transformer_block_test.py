@@ -9,6 +9,7 @@ import pytest
 from layer_testing import (
     FAST_MODE,
     LEAN_MODES,
+    LOW_PRECISION,
     attention_weights,
     cached,
     causal,
@@ -227,12 +228,12 @@ def test_an_encoder_sees_both_sides(option):
     assert (np.abs(to_numpy(layer_of(option)(changed)) - to_numpy(layer_of(option)(x)))[:, 0] > 1e-4).any()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "mixed_float16", "mixed_bfloat16"])
-def test_low_precision_is_causal_finite_and_near(dtype):
+@pytest.mark.parametrize(("dtype", "mode"), LOW_PRECISION)
+def test_low_precision_is_causal_finite_and_near(dtype, mode):
     layer = layer_of("everything", dtype)
     for own, other in zip(layer.weights, layer_of("everything").weights, strict=True):
         own.assign(other.value)
-    function, (x, *others) = results_of("everything", LEAN_MODES[-1], dtype), example("everything")
+    function, (x, *others) = results_of("everything", mode, dtype), example("everything")
     changed = x.copy()
     changed[:, 4:] *= 50
 
@@ -498,7 +499,7 @@ def test_wrong_arguments_are_errors(arguments, message):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="Keras computes in float64 throughout on TensorFlow only")
-@pytest.mark.parametrize("mode", LEAN_MODES)
+@pytest.mark.parametrize("mode", sorted({FAST_MODE, LEAN_MODES[-1]}))
 def test_gradients_are_those_of_finite_differences(mode):
     # Without rotary heads, whose angles are float32 by contract.
     layer = TransformerBlock(**{**LARGE, "window_size": 3, "norm_first": False}, dtype="float64")
