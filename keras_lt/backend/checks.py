@@ -1,3 +1,5 @@
+import numbers
+
 import keras
 import numpy as np
 
@@ -44,11 +46,14 @@ def check_ids(token_ids, size, name="token_ids", what="vocabulary_size"):
         what: String. What the error calls `size`. Defaults to `"vocabulary_size"`.
 
     Raises:
+        TypeError: If the ids are no numbers.
         ValueError: If an id is out of range or not a whole number.
     """
     if not is_concrete(token_ids):
         return
     values = np.asarray(keras.ops.convert_to_numpy(token_ids))
+    if values.dtype.kind in "OSU":
+        raise TypeError(f"`{name}` must be integers, as a tokenizer's `encode` gives them. Received: {values.dtype}")
     wrong = (values < 0) | (values >= size) | (values != np.floor(values))
     if wrong.any():
         place = tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -89,3 +94,17 @@ def check_rate(name, value):
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < 1:
         raise ValueError(f"`{name}` must be a number from 0 up to, but not including, 1. Received: {name}={value!r}")
+
+
+def check_positive(name, value):
+    """Raise a `ValueError` unless a value is a number above 0.
+
+    Args:
+        name: String. What the error calls the value.
+        value: The value.
+
+    Raises:
+        ValueError: If the value is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < float("inf"):
+        raise ValueError(f"`{name}` must be a number above 0. Received: {name}={value!r}")

@@ -1,6 +1,7 @@
 import keras
 from keras import activations, initializers, layers
 
+from keras_lt.backend import check_positive
 from keras_lt.layers.causal_multi_head_attention import CausalMultiHeadAttention
 from keras_lt.layers.composite_layer import CompositeLayer, pack_results, unpack_results
 from keras_lt.layers.cross_attention import CrossAttention
@@ -105,6 +106,7 @@ class TransformerBlock(CompositeLayer):
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
         self.seed = seed
+        check_positive("layer_norm_epsilon", layer_norm_epsilon)
         if not causal and (rotary or window_size is not None):
             raise ValueError(
                 "`rotary` and `window_size` belong to causal attention. "

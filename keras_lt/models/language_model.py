@@ -48,6 +48,9 @@ class LanguageModel(QuantizableMixin, keras.Model):
             jit_compile=prefers_jit() if jit_compile == "auto" and not run_eagerly else jit_compile,
             auto_scale_loss=auto_scale_loss,
         )
+        # Not in the first step: should that fail, TensorFlow would let no later one make the optimizer's variables.
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         # Keras on JAX runs `call` alone, and so never asks `compute_mask`.
@@ -65,8 +68,6 @@ class LanguageModel(QuantizableMixin, keras.Model):
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.optimizer is not None and self.built:
-            self.optimizer.build(self.trainable_variables)
 
     def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
         """Write the model for inference; see `keras.Model.export`.

@@ -3,6 +3,7 @@ from keras import activations, initializers, layers, ops
 
 from keras_lt.backend import check_positive_integer, check_rate
 from keras_lt.layers import TokenPositionEmbedding, TransformerBlock
+from keras_lt.layers.composite_layer import check_shape
 from keras_lt.layers.initialization import spawn_initializer, spawn_seed
 from keras_lt.models.language_model import LanguageModel
 from keras_lt.ops import causal_mask, combine_masks
@@ -255,10 +256,12 @@ class LittleTransformer(LanguageModel):
                 f"Inputs must be ids of shape (B, T) or a dictionary with the keys {INPUTS}, of which the first is "
                 f"required. Received: the keys {tuple(inputs)}"
             )
-        for name, value in inputs.items():
-            if value is not None and len(value.shape) != 2:
-                raise ValueError(f"`{name}` must have the shape (B, T). Received: {name}.shape={tuple(value.shape)}")
         token_ids, padding_mask, segment_ids = (inputs.get(name) for name in INPUTS)
+        if token_ids is None or len(token_ids.shape) != 2:
+            shape = None if token_ids is None else tuple(token_ids.shape)
+            raise ValueError(f"`token_ids` must have the shape (B, T). Received: token_ids.shape={shape}")
+        check_shape("padding_mask", padding_mask, tuple(token_ids.shape))
+        check_shape("segment_ids", segment_ids, tuple(token_ids.shape))
         if symbolic:
             return token_ids, padding_mask, segment_ids
         if padding_mask is not None:

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_lt.backend import check_ids, check_positive_integer, check_rate, is_concrete
+from keras_lt.backend import check_ids, check_positive, check_positive_integer, check_rate, is_concrete
 from testing import BACKEND, MODES, run
 
 
@@ -112,3 +112,16 @@ def test_rates():
         with pytest.raises(ValueError) as error:  # noqa: PT011
             check_rate("dropout", value)
         assert str(error.value).endswith(f"not including, 1. Received: dropout={value!r}")
+
+
+def test_ids_that_are_no_numbers():
+    with pytest.raises(TypeError, match="integers"):
+        check_ids(np.array([["a"]]), 5)
+
+
+def test_positive():
+    for value in (1, 1e-5, np.float32(0.5)):
+        check_positive("x", value)
+    for value in (0, -1.0, float("inf"), float("nan"), "1", None, True):
+        with pytest.raises(ValueError, match=r"`x` must be a number above 0"):
+            check_positive("x", value)

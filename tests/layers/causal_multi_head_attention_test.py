@@ -12,7 +12,9 @@ from layer_testing import (
     cached,
     causal,
     compile_once,
+    drawn,
     float64,
+    masking_embedding,
     multi_head_attention,
 )
 
@@ -23,10 +25,9 @@ from testing import MODES, assert_close, gradient, needs_jax, needs_torch, run, 
 B, T, D, S = 3, 7, 11, 13
 SMALL = {"num_heads": 5, "head_dim": 2}
 GROUPED = {"num_heads": 6, "head_dim": 4, "num_key_value_heads": 2}
-BIASES = {"use_bias": True, "bias_initializer": keras.initializers.RandomNormal(stddev=0.5)}
 OPTIONS = {
     "plain": SMALL,
-    "biases": {**SMALL, **BIASES},
+    "biases": {**SMALL, "use_bias": True},
     "one_head": {"num_heads": 1, "head_dim": 5},
     "heads_of_size_1": {"num_heads": 5, "head_dim": 1},
     "grouped": GROUPED,
@@ -34,7 +35,7 @@ OPTIONS = {
     "window": {**SMALL, "window_size": 3},
     "rotary": {**SMALL, "rotary": True},
     "dropout": {**SMALL, "dropout": 0.4},
-    "everything": {**GROUPED, **BIASES, "window_size": 3, "rotary": True, "dropout": 0.4},
+    "everything": {**GROUPED, "use_bias": True, "window_size": 3, "rotary": True, "dropout": 0.4},
 }
 POLICIES = ["float16", "bfloat16", "mixed_float16", "mixed_bfloat16"]
 RESULTS = ("plain", "masked", "scored")
@@ -55,8 +56,7 @@ every_option_and_mode = options_and_modes([name for name in OPTIONS if "head" no
 
 @cached
 def layer_of(option, dtype="float32"):
-    keras.utils.set_random_seed(7)
-    layer = CausalMultiHeadAttention(**OPTIONS[option], dtype=dtype)
+    layer = drawn(CausalMultiHeadAttention, **OPTIONS[option], dtype=dtype)
     layer.build((None, None, D))
     return layer
 
@@ -151,7 +151,7 @@ def test_equals_pytorch():
 
 
 def test_defaults_are_the_sources():
-    layer = CausalMultiHeadAttention(num_heads=3)
+    layer = drawn(CausalMultiHeadAttention, num_heads=3)
     layer.build((None, None, 15))
     assert tuple(layer.query_kernel.shape) == (3, 15, 5)
     assert tuple(layer.output_kernel.shape) == (3, 5, 15)
@@ -166,7 +166,7 @@ def test_views_have_the_shapes_of_the_sources():
 
 @pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 2}], ids=["plain", "grouped"])
 def test_weights_exist_after_build(options):
-    layer = CausalMultiHeadAttention(num_heads=6, use_bias=True, dropout=0.2, **options)
+    layer = drawn(CausalMultiHeadAttention, num_heads=6, use_bias=True, dropout=0.2, **options)
     layer.build((None, None, 18))
     before = [variable.path for variable in layer.variables]
 
@@ -355,8 +355,7 @@ def masked_model(form, embedding, layer, with_attention_mask):
 )
 def test_implicit_mask_of_an_embedding(form, with_attention_mask, mode):
     layer = layer_of("everything")
-    embedding = keras.layers.Embedding(17, D, embeddings_initializer="normal", mask_zero=True)
-    embedding.build((None, None))
+    embedding = masking_embedding(17, D)
     model = masked_model(form, embedding, layer, with_attention_mask)
     real = np.array([[3, 16, 2, 5]])
     attention_mask = np.random.default_rng(2).random((1, 4, 4)) < 0.7
@@ -381,7 +380,7 @@ def test_implicit_mask_of_an_embedding(form, with_attention_mask, mode):
 
 def test_the_mask_goes_on_to_the_next_layer():
     token_ids = np.array([[3, 4, 0, 0, 0]])
-    x = keras.layers.Embedding(17, D, mask_zero=True)(token_ids)
+    x = masking_embedding(17, D)(token_ids)
     output, _ = layer_of("plain")(x, return_attention_scores=True)
     np.testing.assert_array_equal(to_numpy(implicit_mask(output)), token_ids != 0)
 
@@ -573,7 +572,7 @@ def test_symbolic_results_have_the_real_shapes(option):
 
 
 def test_functional_model_with_scores_on_any_length():
-    layer, inputs = CausalMultiHeadAttention(**OPTIONS["everything"]), keras.Input((None, D))
+    layer, inputs = drawn(CausalMultiHeadAttention, **OPTIONS["everything"]), keras.Input((None, D))
     model = keras.Model(inputs, layer(inputs, return_attention_scores=True))
     for batch_size, length in ((2, 1), (5, 3)):
         x = np.random.default_rng(3).normal(size=(batch_size, length, D)).astype("float32")
@@ -581,7 +580,7 @@ def test_functional_model_with_scores_on_any_length():
 
 
 def test_functional_model_with_a_cache():
-    layer = CausalMultiHeadAttention(**GROUPED)
+    layer = drawn(CausalMultiHeadAttention, **GROUPED)
     cache = {name: keras.Input((2, S, 4), name=name) for name in ("key", "value")}
     x, start_index = keras.Input((None, D)), keras.Input((), dtype="int32")
     model = keras.Model([x, start_index, cache], layer(x, cache=cache, start_index=start_index))
@@ -657,7 +656,7 @@ def test_widths_that_do_not_fit_are_errors():
 
 @every_mode
 def test_dropout_drops_its_share_and_scales_the_rest(mode):
-    layer = CausalMultiHeadAttention(1, head_dim=3, dropout=0.4, seed=11)
+    layer = drawn(CausalMultiHeadAttention, 1, head_dim=3, dropout=0.4, seed=11)
     layer.build((None, None, 5))
     x = np.random.default_rng(6).normal(size=(2000, 1, 5)).astype("float32")
 

@@ -12,7 +12,9 @@ from layer_testing import (
     attention_weights,
     cached,
     compile_once,
+    drawn,
     float64,
+    masking_embedding,
     multi_head_attention,
 )
 
@@ -21,12 +23,11 @@ from keras_lt.layers import CrossAttention
 from testing import assert_close, gradient, needs_torch, run, to_numpy
 
 B, T, S, D, C = 3, 7, 5, 11, 13
-BIASES = {"use_bias": True, "bias_initializer": keras.initializers.RandomNormal(stddev=0.5)}
 OPTIONS = {
     "plain": {"num_heads": 1, "head_dim": 17},
-    "biases": {"num_heads": 2, "head_dim": 19, **BIASES},
+    "biases": {"num_heads": 2, "head_dim": 19, "use_bias": True},
     "grouped": {"num_heads": 6, "head_dim": 4, "num_key_value_heads": 2},
-    "everything": {"num_heads": 6, "head_dim": 4, "num_key_value_heads": 1, "dropout": 0.4, **BIASES},
+    "everything": {"num_heads": 6, "head_dim": 4, "num_key_value_heads": 1, "dropout": 0.4, "use_bias": True},
 }
 
 every_mode = pytest.mark.parametrize("mode", LEAN_MODES)
@@ -35,8 +36,7 @@ every_option = pytest.mark.parametrize("option", OPTIONS)
 
 @cached
 def layer_of(option, dtype="float32"):
-    keras.utils.set_random_seed(7)
-    layer = CrossAttention(**OPTIONS[option], dtype=dtype)
+    layer = drawn(CrossAttention, **OPTIONS[option], dtype=dtype)
     layer.build((None, None, D), (None, None, C))
     return layer
 
@@ -154,7 +154,7 @@ def test_attention_masks_of_lower_rank(mode):
 
 @every_mode
 def test_self_attention_sees_both_sides(mode):
-    layer = CrossAttention(num_heads=2)
+    layer = drawn(CrossAttention, num_heads=2)
     layer.build((None, None, 10), (None, None, 10))
     x = np.random.default_rng(1).normal(size=(B, T, 10)).astype("float32")
     assert_close(run(mode, lambda x: layer(x, context=x), x), expected_attention(layer, x, x)[0])
@@ -178,7 +178,7 @@ def test_equals_pytorch():
 
 
 def test_defaults_and_views():
-    layer = CrossAttention(num_heads=3)
+    layer = drawn(CrossAttention, num_heads=3)
     layer.build((None, None, 15), (None, None, C))
     assert layer.count_params() == 15 * 15 + 2 * C * 15 + 15 * 15
     kernels = [layer.query_kernel, layer.key_kernel, layer.value_kernel, layer.output_kernel]
@@ -222,9 +222,7 @@ def test_a_cache_comes_back_as_it_was():
 @pytest.mark.parametrize("form", ["functional", "subclass"])
 def test_implicit_mask_of_the_context(form, mode):
     layer = layer_of("everything")
-    embeddings = [keras.layers.Embedding(19, width, mask_zero=True) for width in (D, C)]
-    for embedding in embeddings:
-        embedding.build((None, None))
+    embeddings = [masking_embedding(19, width) for width in (D, C)]
     model = Translator(*embeddings, layer)
     if form == "functional":
         inputs = [keras.Input((None,), dtype="int32"), keras.Input((None,), dtype="int32")]
@@ -250,7 +248,7 @@ class Translator(keras.Model):
 
 def test_the_mask_of_the_inputs_goes_on_to_the_next_layer():
     target, source = np.array([[3, 4, 0]]), np.array([[5, 0, 0, 0]])
-    x, context = (keras.layers.Embedding(19, width, mask_zero=True)(ids) for width, ids in ((D, target), (C, source)))
+    x, context = (masking_embedding(19, width)(ids) for width, ids in ((D, target), (C, source)))
     output = layer_of("plain")(x, context)
     np.testing.assert_array_equal(to_numpy(implicit_mask(output)), target != 0)
 
@@ -285,7 +283,7 @@ def every_call(layer, x, context):
 
 
 def test_functional_model_with_a_cache_and_scores():
-    layer = CrossAttention(num_heads=2, head_dim=4)
+    layer = drawn(CrossAttention, num_heads=2, head_dim=4)
     layer.build((None, None, D), (None, None, C))
     x, cache = keras.Input((None, D)), {name: keras.Input((2, None, 4), name=name) for name in ("key", "value")}
     model = keras.Model([x, cache], layer(x, cache=cache, return_attention_scores=True))
@@ -351,7 +349,7 @@ def test_a_wrong_cache_is_an_error(shape):
 
 
 def test_weights_exist_after_build():
-    layer = CrossAttention(num_heads=6, head_dim=4, num_key_value_heads=2, use_bias=True, dropout=0.3)
+    layer = drawn(CrossAttention, 6, head_dim=4, num_key_value_heads=2, use_bias=True, dropout=0.3)
     layer.build((None, None, D), (None, None, C))
     before = [variable.path for variable in layer.variables]
     run(FAST_MODE, lambda *inputs: layer(*inputs, training=True), np.zeros((B, T, D)), np.zeros((B, S, C)))

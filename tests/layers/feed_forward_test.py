@@ -5,7 +5,16 @@ import math
 import keras
 import numpy as np
 import pytest
-from layer_testing import LEAN_MODES, LOW_PRECISION, cached, compile_once, feed_forward, float64
+from layer_testing import (
+    LEAN_MODES,
+    LOW_PRECISION,
+    cached,
+    compile_once,
+    drawn,
+    feed_forward,
+    float64,
+    masking_embedding,
+)
 
 from keras_lt.backend import implicit_mask
 from keras_lt.layers import FeedForward
@@ -33,9 +42,7 @@ ACTIVATIONS = {
 
 @cached
 def layer_of(option, dtype="float32"):
-    keras.utils.set_random_seed(7)
-    initializer = keras.initializers.RandomNormal(stddev=0.5)
-    layer = FeedForward(**OPTIONS[option], bias_initializer=initializer, dtype=dtype)
+    layer = drawn(FeedForward, **OPTIONS[option], dtype=dtype)
     layer.build((None, None, D))
     return layer
 
@@ -123,7 +130,7 @@ def test_shapes():
 
 def test_the_mask_goes_on_to_the_next_layer():
     token_ids = np.array([[3, 4, 0]])
-    output = layer_of("plain")(keras.layers.Embedding(19, D, mask_zero=True)(token_ids))
+    output = layer_of("plain")(masking_embedding(19, D)(token_ids))
     np.testing.assert_array_equal(to_numpy(implicit_mask(output)), token_ids != 0)
 
 

@@ -41,6 +41,28 @@ def cached(function):
     return call
 
 
+class NumPyNormal(keras.initializers.Initializer):
+    """Draws with NumPy: Keras's initializers compile a program for each shape on JAX, half a second each."""
+
+    def __init__(self, stddev=0.3, seed=0):
+        self.stddev, self.random = stddev, np.random.default_rng(seed)
+
+    def __call__(self, shape, dtype=None):
+        return keras.ops.convert_to_tensor(self.random.normal(0, self.stddev, shape), dtype)
+
+
+def drawn(kind, *args, **arguments):
+    """A layer of keras_lt with weights from NumPy, no bias 0."""
+    return kind(*args, kernel_initializer=NumPyNormal(), bias_initializer=NumPyNormal(0.5, seed=1), **arguments)
+
+
+def masking_embedding(size, width):
+    """A built `keras.layers.Embedding` whose implicit mask says that id 0 is padding."""
+    embedding = keras.layers.Embedding(size, width, embeddings_initializer=NumPyNormal(), mask_zero=True)
+    embedding.build((None, None))
+    return embedding
+
+
 def quantize(model, mode):
     """`model.quantize(mode)`, without the garbage collection for each kernel, slow where much is loaded."""
     gc.freeze()

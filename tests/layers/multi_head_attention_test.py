@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from layer_testing import FAST_MODE, attention_weights, causal, float64, multi_head_attention, quantize
+from layer_testing import FAST_MODE, attention_weights, causal, drawn, float64, multi_head_attention, quantize
 
 from keras_lt.layers import CausalMultiHeadAttention, CrossAttention
 from testing import assert_close, run, to_numpy
@@ -14,13 +14,12 @@ KERNELS = ("query", "key", "value", "output")
 
 def make(kind):
     """A layer inside a functional model, by which it is quantized."""
-    keras.utils.set_random_seed(5)
-    layer = kind(
+    layer = drawn(
+        kind,
         6,
         head_dim=4,
         num_key_value_heads=2,
         use_bias=True,
-        bias_initializer=keras.initializers.RandomNormal(stddev=0.5),
     )
     inputs = [keras.Input((None, D)) for _ in range(1 if kind is CausalMultiHeadAttention else 2)]
     return layer, keras.Model(inputs, layer(*inputs))

@@ -364,9 +364,31 @@ def test_wrong_inputs():
             model(inputs)
     with pytest.raises(ValueError, match="token_ids.*padding_mask.*segment_ids"):
         model({"token_ids": ids, "mask": ids > 0})
-    for arguments in ({"position": "relative"}, {"num_layers": 0}, {"dropout": 1.0}, {"num_heads": 5}):
+    for arguments in (
+        {"position": "relative"},
+        {"num_layers": 0},
+        {"dropout": 1.0},
+        {"num_heads": 5},
+        {"layer_norm_epsilon": -1.0},
+    ):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             small(**arguments)
+
+
+def test_wrong_shapes_of_masks():
+    ids = random_ids(2, 7)
+    for name in ("padding_mask", "segment_ids"):
+        for shape in ((2, 6), (1, 7), (2, 7, 1)):
+            with pytest.raises(ValueError, match=rf"(?s)`{name}`.*\(2, 7\)"):
+                small()({"token_ids": ids, name: np.ones(shape, "int32")})
+
+
+def test_fit_works_after_a_fit_that_failed():
+    model, ids = small(num_layers=1), random_ids(2, 7)
+    model.compile(jit_compile=JIT)
+    with pytest.raises(ValueError, match="shape"):
+        model.fit(ids, ids[:, 1:], verbose=0)
+    assert np.isfinite(model.fit(ids, ids, verbose=0).history["loss"]).all()
 
 
 def test_odd_sizes():
