@@ -1,6 +1,6 @@
 """Train a character-level LittleTransformer on a text; the same command goes on where an earlier run stopped.
 
-python examples/train_text.py                                 # S3's model, about a minute on two CPU cores
+python examples/train_text.py                                 # S3's model, two minutes on two CPU cores
 python examples/train_text.py --preset nanogpt-cpu --steps 2000
 python examples/train_text.py --data my_text.txt --steps 500
 """
