@@ -305,11 +305,12 @@ def test_implicit_masks_of_embeddings(option, mode):
 
 def test_the_mask_goes_on_to_the_next_layer():
     embedding, token_ids = masking_embedding(23, D), np.array([[0, 3, 4, 0]])
+    block, encoder, decoder = (layer_of(option) for option in ("pre_norm", "encoder", "decoder"))
 
     def masks(token_ids, context):
         x = embedding(token_ids)
-        outputs = [layer_of("pre_norm")(x), layer_of("encoder")(x, return_attention_scores=True)[0]]
-        return [implicit_mask(output) for output in [*outputs, layer_of("decoder")(x, context)]]
+        outputs = [block(x), encoder(x, return_attention_scores=True)[0], decoder(x, context)]
+        return [implicit_mask(output) for output in outputs]
 
     for mask in run(FAST_MODE, masks, token_ids, np.ones((1, S, C), "float32")):
         np.testing.assert_array_equal(mask, token_ids != 0)
