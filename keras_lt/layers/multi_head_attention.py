@@ -106,6 +106,10 @@ class MultiHeadAttention(CompositeLayer):
             )
         return ops.cast(expand_mask(mask, query_length, key_length, self.num_heads, batch_size), "bool")
 
+    def __dir__(self):
+        # Keras reads all that is listed here whenever it saves or loads, and the kernels to look at are computed.
+        return [name for name in super().__dir__() if not name.endswith("_kernel")]
+
     @property
     def output_kernel(self):
         """The output projection in the sources' shape `(N, H, D)`: S1's `W_O`; S3's `proj`, reshaped."""

@@ -95,6 +95,17 @@ def test_lora_is_in_the_kernels(kind):
 
 
 @every_kind
+def test_saving_and_loading_do_not_compute_the_kernels(kind, tmp_path, monkeypatch):
+    _, model = make(kind)
+    calls = []
+    for name in ("query_kernel", "key_kernel", "value_kernel", "output_kernel"):
+        monkeypatch.setattr(kind, name, property(lambda layer, name=name: calls.append(name)))
+    model.save_weights(tmp_path / "model.weights.h5")
+    model.load_weights(tmp_path / "model.weights.h5")
+    assert calls == []
+
+
+@every_kind
 def test_a_quantized_layer_is_still_causal_and_ignores_padding(kind):
     layer, model = make(kind)
     quantize(model, "int8")
