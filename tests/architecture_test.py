@@ -53,6 +53,7 @@ MINIMAL = {
     "intermediate_dim": 5,
     "kernel_size": 3,
     "max_sequence_length": 7,
+    "merges": ((97, 98), (256, 99)),
     "num_beams": 2,
     "num_classes": 3,
     "num_heads": 2,

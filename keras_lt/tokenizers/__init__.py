@@ -1,2 +1,4 @@
+from keras_lt.tokenizers.byte_pair_tokenizer import BytePairTokenizer
 from keras_lt.tokenizers.byte_tokenizer import ByteTokenizer
 from keras_lt.tokenizers.char_tokenizer import CharTokenizer
+from keras_lt.tokenizers.tokenizer import Tokenizer

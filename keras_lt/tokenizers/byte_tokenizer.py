@@ -41,19 +41,19 @@ class ByteTokenizer(Tokenizer):
         """
         return np.frombuffer(to_utf8("text", text), "uint8").astype("int32")
 
-    def decode(self, ids: Sequence[int] | np.ndarray | Any) -> str:
-        """Turns ids into text.
+    def decode_bytes(self, ids: Sequence[int] | np.ndarray | Any) -> bytes:
+        """Turns ids into bytes, one an id.
 
         Args:
             ids: Integers of rank 1: a list, an array or a tensor.
 
         Returns:
-            String. Bytes that are no UTF-8, such as a part of a character, become U+FFFD, the replacement character.
+            Bytes. They may begin and end within a character.
 
         Raises:
             ValueError: If the ids are not integers of rank 1, or not all of them lie in [0, 256).
         """
-        return to_id_array(ids, self.vocabulary_size).astype("uint8").tobytes().decode("utf-8", errors="replace")
+        return to_id_array(ids, self.vocabulary_size).astype("uint8").tobytes()
 
     def __repr__(self) -> str:
         return "<ByteTokenizer vocabulary_size=256>"

@@ -87,19 +87,20 @@ class CharTokenizer(Tokenizer):
             raise ValueError(self._describe_unknown(text, np.flatnonzero(ids < 0)))
         return ids
 
-    def decode(self, ids: Sequence[int] | np.ndarray | Any) -> str:
-        """Turns ids into text.
+    def decode_bytes(self, ids: Sequence[int] | np.ndarray | Any) -> bytes:
+        """Turns ids into the UTF-8 bytes of their text.
 
         Args:
             ids: Integers of rank 1: a list, an array or a tensor.
 
         Returns:
-            String of one character an id.
+            Bytes of whole characters, one character an id.
 
         Raises:
             ValueError: If the ids are not integers of rank 1, or not all of them lie in the vocabulary.
         """
-        return self._code_points[to_id_array(ids, self.vocabulary_size)].tobytes().decode("utf-32-le")
+        code_points = self._code_points[to_id_array(ids, self.vocabulary_size)]
+        return code_points.tobytes().decode("utf-32-le").encode("utf-8")
 
     def get_config(self) -> dict[str, Any]:
         return {"vocabulary": self.vocabulary}

@@ -36,6 +36,14 @@ def test_what_is_no_utf8_is_replaced(ids, text):
     assert ByteTokenizer().decode(ids) == text
 
 
+def test_bytes_of_ids_are_the_ids():
+    assert ByteTokenizer().decode_bytes(range(256)) == bytes(range(256))
+    assert ByteTokenizer().decode_bytes([]) == b""
+    assert ByteTokenizer().decode_bytes(keras.ops.convert_to_tensor([0xC3], "int32")) == b"\xc3"
+    with pytest.raises(ValueError, match="vocabulary_size=256.*Received: 256"):
+        ByteTokenizer().decode_bytes([256])
+
+
 def test_lone_surrogates_have_no_bytes():
     with pytest.raises(ValueError, match=r"'\\udc80' at position 2.*surrogate") as error:
         ByteTokenizer().encode("ab\udc80")

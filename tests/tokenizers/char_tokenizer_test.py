@@ -112,6 +112,16 @@ def test_decode_takes_tensors(dtype):
     assert CharTokenizer("abc").decode(keras.ops.convert_to_tensor([2, 0, 1], dtype)) == "cab"
 
 
+def test_bytes_of_ids_are_whole_characters():
+    tokenizer = CharTokenizer.from_text(UNICODE)
+    ids = tokenizer.encode(UNICODE)
+    assert tokenizer.decode_bytes(ids) == UNICODE.encode("utf-8")
+    assert [tokenizer.decode_bytes(ids[i : i + 1]) for i in range(6)] == [c.encode("utf-8") for c in UNICODE[:6]]
+    assert tokenizer.decode_bytes([]) == b""
+    with pytest.raises(ValueError, match="vocabulary_size=3.*Received: 3"):
+        CharTokenizer("abc").decode_bytes([3])
+
+
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
