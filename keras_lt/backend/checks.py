@@ -108,3 +108,24 @@ def check_positive(name, value):
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < float("inf"):
         raise ValueError(f"`{name}` must be a number above 0. Received: {name}={value!r}")
+
+
+def check_number(name, value, minimum, maximum=None, whole=False):
+    """Raise a `ValueError` unless a value is a finite number in a range.
+
+    Args:
+        name: String. What the error calls the value.
+        value: The value.
+        minimum: Number. The least value that passes.
+        maximum: Number. The greatest value that passes. Defaults to `None`, no limit.
+        whole: Boolean. Whether it has to be an integer. Defaults to `False`.
+
+    Raises:
+        ValueError: If the value is something else.
+    """
+    kind = numbers.Integral if whole else numbers.Real
+    limit = float("inf") if maximum is None else maximum
+    if isinstance(value, bool) or not isinstance(value, kind) or not minimum <= value <= limit or value == float("inf"):
+        expected = "an integer" if whole else "a number"
+        span = f"{minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
+        raise ValueError(f"`{name}` must be {expected}, {span}. Received: {name}={value!r}")

@@ -15,3 +15,35 @@ def prefers_jit():
     import tensorflow as tf
 
     return True if tf.distribute.get_strategy().num_replicas_in_sync == 1 else "auto"
+
+
+def compile_function(function, variables):
+    """Turn a function of tensors into one that the backend has compiled for the shapes of its arguments.
+
+    On TensorFlow it is compiled by XLA wherever `prefers_jit` says so, on JAX always; PyTorch runs it as it is, without
+    gradients. The function is traced once for each set of shapes, with the variables' values read at every call.
+
+    Args:
+        function: Function of trees of tensors. What it assigns to variables is lost.
+        variables: List of `keras.Variable`: all that the function reads.
+
+    Returns:
+        A function with the same arguments.
+    """
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function, jit_compile=prefers_jit() is True, autograph=False)
+    if backend == "jax":
+        import jax
+
+        @jax.jit
+        def compiled(values, *args):
+            with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+                return function(*args)
+
+        return lambda *args: compiled([variable.value for variable in variables], *args)
+    import torch
+
+    return torch.no_grad()(function)

@@ -1,13 +1,14 @@
 import keras
 
 from keras_lt.backend import prefers_jit, with_implicit_mask
+from keras_lt.generation.generative_mixin import GenerativeMixin
 from keras_lt.layers.composite_layer import QuantizableMixin
 from keras_lt.losses import TokenCrossentropy
 from keras_lt.metrics import Perplexity
 from keras_lt.optimizers import SmoothedRMS
 
 
-class LanguageModel(QuantizableMixin, keras.Model):
+class LanguageModel(GenerativeMixin, QuantizableMixin, keras.Model):
     """Base of the models that turn token ids into logits: what `compile()` and `export()` mean by default."""
 
     def compile(

@@ -6,7 +6,7 @@ from keras_lt.layers import TokenPositionEmbedding, TransformerBlock
 from keras_lt.layers.composite_layer import check_shape
 from keras_lt.layers.initialization import spawn_initializer, spawn_seed
 from keras_lt.models.language_model import LanguageModel
-from keras_lt.ops import causal_mask, combine_masks
+from keras_lt.ops import causal_mask, combine_masks, update_cache
 
 POSITIONS = ("learned", "sinusoidal", "rotary", None)
 INPUTS = ("token_ids", "padding_mask", "segment_ids")
@@ -194,6 +194,68 @@ class LittleTransformer(LanguageModel):
             outputs = self._logits(outputs)  # (B, T, V)
         return (outputs, scores) if return_attention_scores else outputs
 
+    @property
+    def decoding_limit(self):
+        """Number of tokens after which decoding slides a window and recomputes it, or `None` where it never has to."""
+        if self.max_sequence_length is None or self.position in ("learned", "sinusoidal") or self.window_size is None:
+            return self.max_sequence_length
+        # Positions are relative, and what a token sees, through all blocks, lies within the window that would slide.
+        reach = self.num_layers * (self.window_size - 1)
+        return None if reach < self.max_sequence_length else self.max_sequence_length
+
+    def build_cache(self, batch_size, max_length):
+        """Make an empty cache for decoding.
+
+        Args:
+            batch_size: Integer. Number of rows, `B`.
+            max_length: Integer. Number of tokens it can hold, `S`.
+
+        Returns:
+            A dictionary of tensors whose first axis is the row: `"blocks"`, the keys and values of each block, and
+            with `mask_zero` `"padding_mask"`, `(B, S)`.
+        """
+        cache = {"blocks": [block.build_cache(batch_size, max_length) for block in self.blocks]}
+        if self.mask_zero:
+            cache["padding_mask"] = ops.zeros((batch_size, max_length), "bool")
+        return cache
+
+    def call_with_cache(self, token_ids, cache, start_index, lengths=None):
+        """Logits of new tokens, given the cache of those before them.
+
+        Args:
+            token_ids: Integer tensor of shape `(B, T)`, the new tokens.
+            cache: As from `build_cache`, or from the call before.
+            start_index: Integer, or integer tensor of shape `()` or `(B,)`: the number of tokens before the new ones.
+            lengths: Integer tensor of shape `(B,)`: how many of the new tokens of each row are real. The others change
+                nothing, and their logits mean nothing. Defaults to `None`, all.
+
+        Returns:
+            A pair of the logits, `(B, T, V)`, and the new cache.
+        """
+        token_ids, _, _ = self._unpack(ops.convert_to_tensor(token_ids))
+        check_shape("lengths", lengths, (token_ids.shape[0],))
+        real = None
+        # A single token that is not real may enter the cache: the next real one takes its place before it is seen.
+        if lengths is not None and token_ids.shape[1] != 1:
+            real = ops.arange(ops.shape(token_ids)[1], dtype="int32") < ops.cast(lengths, "int32")[:, None]
+            token_ids = ops.where(real, token_ids, 0)
+        padding_mask, position_start = None, start_index
+        if self.mask_zero:
+            real = combine_masks(real, ops.not_equal(token_ids, 0))
+            padding_mask, position_start = self._place_padding(cache["padding_mask"], real, start_index)
+        positions = ops.zeros_like(token_ids) if self.decoding_limit is None else None
+        x = self.embedding(token_ids, padding_mask=real, start_index=position_start, positions=positions)  # (B, T, D)
+        block_caches = []
+        for block, block_cache in zip(self.blocks, cache["blocks"], strict=True):
+            x, block_cache = block(
+                x, padding_mask=padding_mask, cache=block_cache, start_index=start_index, training=False
+            )
+            block_caches.append(block_cache)
+        cache = {**cache, "blocks": block_caches}
+        if self.mask_zero:
+            cache["padding_mask"] = padding_mask
+        return self._logits(self.norm(x) if self.norm_first else x), cache
+
     def compute_mask(self, inputs, previous_mask=None):
         return self._unpack(inputs)[1]
 
@@ -269,6 +331,14 @@ class LittleTransformer(LanguageModel):
         if self.mask_zero:
             padding_mask = combine_masks(padding_mask, ops.not_equal(token_ids, 0))
         return token_ids, padding_mask, segment_ids
+
+    def _place_padding(self, padding_mask, real, start_index):
+        """The mask of the cache with the new tokens in it, `(B, S)`, and the number of real ones before, `(B,)`."""
+        starts = ops.reshape(ops.cast(start_index, "int32"), (-1, 1))
+        before = ops.arange(ops.shape(padding_mask)[1], dtype="int32") < starts
+        count = ops.sum(ops.cast(ops.logical_and(padding_mask, before), "int32"), axis=1)
+        placed = update_cache(padding_mask[:, None, :, None], real[:, None, :, None], start_index)
+        return placed[:, 0, :, 0], count
 
     def _segments(self, segment_ids, padding_mask):
         """Which token may look at which, `(B, T, T)`, and the position of each in its segment, `(B, T)`."""

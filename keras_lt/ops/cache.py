@@ -16,11 +16,11 @@ def update_cache(cache, new, start_index):
     if new.shape[2] == 0:
         return cache
     new = ops.cast(new, cache.dtype)
+    if new.shape[2] == 1:
+        return _update_one(cache, new, start_index)
     length = ops.shape(new)[2]
     source, written = _source_index(start_index, ops.shape(cache)[2], length)
     written = written[:, None, :, None]
-    if new.shape[2] == 1:
-        return ops.where(written, new, cache)
     source = ops.clip(source, 0, length - 1)[:, None, :, None]
     source = ops.broadcast_to(source, ops.shape(cache))
     return ops.where(written, ops.take_along_axis(new, source, axis=2), cache)
@@ -44,6 +44,20 @@ def place_mask(mask, key_length, start_index):
     source, written = _source_index(start_index, key_length, length)
     source = ops.broadcast_to(ops.clip(source, 0, length - 1), (ops.shape(mask)[0], key_length))
     return ops.logical_or(ops.take_along_axis(mask, source, axis=1), ops.logical_not(written))
+
+
+def _update_one(cache, new, start_index):
+    """Write one entry a row: a scatter, which a compiled loop does in place, touching that entry alone."""
+    batch_size, num_heads, cache_length, size = ops.shape(cache)
+    starts = ops.broadcast_to(ops.reshape(ops.cast(start_index, "int32"), (-1, 1)), (batch_size, num_heads))
+    rows = ops.broadcast_to(ops.arange(batch_size, dtype="int32")[:, None], (batch_size, num_heads))
+    heads = ops.broadcast_to(ops.arange(num_heads, dtype="int32"), (batch_size, num_heads))
+    places = ops.clip(starts, 0, cache_length - 1)
+    # Backends differ in what a scatter does outside the tensor: there the entry that is there is written again.
+    index = ops.broadcast_to(places[:, :, None, None], (batch_size, num_heads, 1, size))
+    entries = ops.where(ops.equal(places, starts)[:, :, None, None], new, ops.take_along_axis(cache, index, axis=2))
+    places = ops.reshape(ops.stack([rows, heads, places], axis=-1), (-1, 3))
+    return ops.scatter_update(cache, places, ops.reshape(entries, (-1, size)))
 
 
 def _source_index(start_index, cache_length, length):
