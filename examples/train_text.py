@@ -8,7 +8,6 @@ python examples/train_text.py --data my_text.txt --steps 500
 import argparse
 import json
 import math
-import os
 import pathlib
 import sys
 
@@ -64,27 +63,21 @@ def main(arguments):
     text = read_text(arguments.data)
     tokenizer = keras_lt.tokenizers.CharTokenizer.from_text(text)
     folder = pathlib.Path(arguments.output or f"runs/{arguments.preset}")
-    checkpoint, settings_file = folder / "model.keras", folder / "settings.json"
+    settings_file = folder / "settings.json"
     settings = {**vars(arguments), "restart": None, "characters": len(text)}
-    if checkpoint.exists() and not arguments.restart:
+    if settings_file.exists() and (folder / "text_generator.json").exists() and not arguments.restart:
         saved = json.loads(settings_file.read_text())
         if changed := [f"{key}={saved.get(key)}" for key in settings if saved.get(key) != settings[key]]:
             sys.exit(f"{folder} holds a run with {', '.join(changed)}. Choose another --output, or --restart.")
-        model = keras.saving.load_model(checkpoint)
+        generator = keras_lt.TextGenerator.load(folder)
     else:
-        model = make_model(arguments, tokenizer.vocabulary_size)
+        generator = keras_lt.TextGenerator(make_model(arguments, tokenizer.vocabulary_size), tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.unlink(missing_ok=True)
+        (folder / "text_generator.json").unlink(missing_ok=True)
         settings_file.write_text(json.dumps(settings, indent=1))
-        tokenizer.save(folder / "tokenizer.json")
+    model = generator.model
     ids, sizes = tokenizer.encode(text), (model.max_sequence_length, arguments.batch_size)
     windows, validation = keras_lt.objectives.causal_windows(ids, *sizes, validation_split=0.1, seed=arguments.seed)
-
-    def save(*_):
-        # Written beside and renamed, so that whenever the process is killed a whole checkpoint is there.
-        model.save(folder / "partial.keras")
-        os.replace(folder / "partial.keras", checkpoint)
-
     done, steps = int(model.optimizer.iterations), arguments.steps
     epochs = max(number for number in range(1, 11) if steps % number == 0)
     print(f"{model.count_params():,} parameters, {len(text):,} characters, {done} of {steps} steps done")
@@ -96,13 +89,15 @@ def main(arguments):
             epochs=epochs,
             validation_data=validation,
             shuffle=False,
-            callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=save)],
+            callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: generator.save(folder))],
             verbose=1 if sys.stdout.isatty() else 2,
         )
     perplexity = model.evaluate(validation, verbose=0, return_dict=True)["perplexity"]
     loss = math.log(perplexity)
     print(f"validation loss {loss:.4f}, perplexity {perplexity:.3f}, {loss / math.log(2):.3f} bits per character")
-    print(f"saved {checkpoint}")
+    print(f"saved in {folder}; a sample, then, at temperature 0.8:\n")
+    prompt = text[: text.find("\n", 1) + 1] or text[:1]
+    print(generator.generate(prompt, max_new_tokens=300, temperature=0.8, seed=arguments.seed))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@ import codecs
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import keras
 
 from keras_lt.generation import BeamSearch, Sampler
+from keras_lt.generation.generative_mixin import GenerativeMixin
 from keras_lt.generation.prompts import to_method
 from keras_lt.tokenizers import Tokenizer
 from keras_lt.tokenizers.tokenizer import check_text
@@ -48,8 +49,11 @@ class TextGenerator:
             raise TypeError(
                 f"`tokenizer` must be a keras_lt.tokenizers.Tokenizer. Received: {type(tokenizer).__name__}"
             )
-        if not callable(getattr(model, "generate", None)):
-            raise TypeError(f"`model` must have a method `generate`. Received: {type(model).__name__}")
+        if not isinstance(model, GenerativeMixin):
+            raise TypeError(
+                "`model` must be a keras_lt model that generates, such as LittleTransformer. "
+                f"Received: {type(model).__name__}"
+            )
         if model.vocabulary_size != tokenizer.vocabulary_size:
             raise ValueError(
                 "`model` and `tokenizer` must have the same number of ids. Received: "
@@ -87,7 +91,8 @@ class TextGenerator:
             min_p: As in `Sampler`. Defaults to `0.0`.
             repetition_penalty: As in `Sampler`. Defaults to `1.0`.
             seed: Integer, or one a text, as in the model's `generate`. Defaults to `None`.
-            stop: String or list of strings. The new text ends before the first of them. Defaults to `None`.
+            stop: String or list of strings. The new text ends before the one that is complete first. Defaults to
+                `None`.
             stop_token_ids: Integer or list of integers. Ids that end a text. Defaults to `None`.
             num_samples: Integer. Number of continuations of each text. Defaults to `1`.
 
@@ -101,7 +106,7 @@ class TextGenerator:
             TypeError: If a text is no string.
         """
         sampler = _to_sampler(sampler, temperature, top_k, top_p, min_p, repetition_penalty)
-        several = [texts] if isinstance(texts, str) else list(texts)
+        several = _to_texts(texts)
         stops = _to_stops(stop)
         prompts = [self._encode(text) for text in several]
         decoding = self.model.start_decoding(
@@ -185,7 +190,7 @@ class TextGenerator:
             ValueError: If the tokenizer does not know a character.
             TypeError: If a text is no string.
         """
-        return self.model.score([self._encode(text) for text in ([texts] if isinstance(texts, str) else texts)])
+        return self.model.score([self._encode(text) for text in _to_texts(texts)])
 
     def save(self, directory: str | os.PathLike) -> None:
         """Writes model and tokenizer to a directory: `model.keras`, `tokenizer.json`, `text_generator.json`.
@@ -197,9 +202,7 @@ class TextGenerator:
         """
         directory = os.fspath(directory)
         os.makedirs(directory, exist_ok=True)
-        unfinished = os.path.join(directory, f".{os.getpid()}.tmp")
-        os.makedirs(unfinished)
-        try:
+        with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=directory) as unfinished:
             self.model.save(os.path.join(unfinished, _MODEL))
             self.tokenizer.save(os.path.join(unfinished, _TOKENIZER))
             description = {
@@ -211,8 +214,6 @@ class TextGenerator:
                 file.write(json.dumps(description, indent=2) + "\n")
             for name in (_TOKENIZER, _MODEL, _DESCRIPTION):
                 os.replace(os.path.join(unfinished, name), os.path.join(directory, name))
-        finally:
-            shutil.rmtree(unfinished)
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> Self:
@@ -276,9 +277,10 @@ class _Continuation:
         start = max(0, len(self._text) - max(map(len, self._stops), default=1) + 1)
         self._text += self._decoder.decode(self._tokenizer.decode_bytes(token_ids[self._num_read :]))
         self._num_read = len(token_ids)
-        places = [place for place in (self._text.find(stop, start) for stop in self._stops) if place >= 0]
-        if places:
-            self._text = self._text[: min(places)]
+        found = [(place + len(stop), place) for stop in self._stops if (place := self._text.find(stop, start)) >= 0]
+        if found:
+            # The one that is complete first, so that nothing hangs on how many tokens are read at once.
+            self._text = self._text[: min(found)[1]]
             self.ended = True
 
     def take(self) -> str:
@@ -331,8 +333,14 @@ def _to_sampler(sampler: Any, *settings: float) -> Any:
     return to_method(sampler)
 
 
+def _to_texts(texts: Any) -> list[str]:
+    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+        raise TypeError(f"`texts` must be a string or a list of strings. Received: {type(texts).__name__}")
+    return [texts] if isinstance(texts, str) else list(texts)
+
+
 def _to_stops(stop: str | list[str] | None) -> list[str]:
-    stops = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
+    stops = [] if stop is None else list(stop) if isinstance(stop, (list, tuple)) else [stop]
     if not all(isinstance(text, str) and text for text in stops):
         raise ValueError(f"`stop` must be a string or a list of strings, none of them empty. Received: stop={stop!r}")
     return stops

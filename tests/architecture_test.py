@@ -435,7 +435,7 @@ def docstring_findings(label, thing):
 
 
 def method_findings(label, thing):
-    """Public methods that Keras does not define have a docstring, whose `Args:`, if any, are those of the method."""
+    """Public methods that no base defines have a docstring, whose `Args:`, if any, are those of the method."""
     inherited = {name for base in thing.__mro__ if not base.__module__.startswith("keras_lt") for name in vars(base)}
     findings = []
     for name, value in vars(thing).items():
@@ -443,7 +443,8 @@ def method_findings(label, thing):
         if name.startswith("_") or name in inherited or name in WITHOUT_DOCSTRING or not inspect.isfunction(function):
             continue
         if not function.__doc__:
-            findings.append(f"{label}.{name}: has no docstring")
+            if not any(getattr(vars(base).get(name), "__doc__", None) for base in thing.__mro__[1:]):
+                findings.append(f"{label}.{name}: has no docstring")
             continue
         parameters = {key: default for key, default in own_parameters(function).items() if key != "cls"}
         findings += order_findings(f"{label}.{name}", function.__doc__)

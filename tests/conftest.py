@@ -5,8 +5,12 @@ names that are not installed.
 """
 
 import importlib.util
+import os
 import pathlib
 import sys
+
+# Most of the tests' time is compilation of programs that run once: XLA optimizes them as always, LLVM does not.
+os.environ["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')}".strip()
 
 spec = importlib.util.spec_from_file_location("testing", pathlib.Path(__file__).with_name("testing.py"))
 sys.modules["testing"] = importlib.util.module_from_spec(spec)

@@ -14,12 +14,17 @@ import pytest
 from testing import BACKEND, ROOT, SHARED, fresh_process, readme_blocks, shell_commands
 
 # What makes each script finish in seconds; it is appended to a command, where it overrides what stands before it.
-# `small.txt` is a text of 20,000 characters. The default data are used where `.ci/run` runs the README's first command.
+# `small.txt` is a text of 20,000 characters, `small_run` a folder that all commands share: what is trained there is
+# used by those that come later. The default data are used where `.ci/run` runs the README's first command.
 SMALL = {
-    "examples/train_text.py": "--steps 2 --data small.txt",
+    "examples/train_text.py": "--steps 2 --data small.txt --output small_run --restart",
+    "examples/generate_text.py": "--model small_run --prompt The --max-new-tokens 3",
 }
 
-EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted(
+    (path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("*.py")),
+    key=lambda path: ("train_" not in path, path),
+)
 TOOLS = sorted(path for path in (ROOT / "tools").glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
 SCRIPTS = EXAMPLES + [path.relative_to(ROOT).as_posix() for path in TOOLS]
 
@@ -58,6 +63,8 @@ def run_commands(commands, folder, **env):
     links = {"examples": ROOT / "examples", "tools": ROOT / "tools", "../shared": SHARED}
     links = {link: str(target) for link, target in links.items() if target.is_dir()}
     links["small.txt"] = str(folder / "small.txt")
+    links["small_run"] = str(folder / "small_run")
+    (folder / "small_run").mkdir(exist_ok=True)
     env = {"KERAS_LT_DATA": str(SHARED / "data") if SHARED.is_dir() else None, **env}
     return json.loads(
         fresh_process(RUN_ALL, json.dumps(commands), json.dumps(links), cwd=folder, **env).splitlines()[-1]

@@ -1,5 +1,6 @@
 import time
 
+import numpy as np
 from keras import ops
 
 from keras_lt.backend import check_number, check_positive_integer
@@ -127,7 +128,7 @@ class GenerativeMixin:
             ValueError: If an id is out of range or shapes do not fit.
             TypeError: If the ids are no numbers.
         """
-        return score(self._get_decoder(), to_rows(token_ids, self.vocabulary_size, lengths), self.compute_mask)
+        return score(self._get_decoder(), to_rows(token_ids, self.vocabulary_size, lengths), self._real)
 
     def _get_decoder(self):
         if not hasattr(self, "_decoder"):
@@ -182,11 +183,14 @@ class GenerativeMixin:
             prompts, int(max_new_tokens), method, seeds, stop_token_ids, num_samples, int(num_log_probs)
         )
 
+    def _real(self, token_ids):
+        return self.compute_mask(token_ids, None)
+
     def _without_padding(self, prompt):
-        mask = self.compute_mask(prompt[None])
+        mask = self._real(prompt[None])
         if mask is None:
             return prompt
-        return prompt[: len(prompt) - ops.convert_to_numpy(mask)[0, ::-1].argmax()] if len(prompt) else prompt
+        return prompt[: len(np.trim_zeros(ops.convert_to_numpy(mask)[0], "b"))]
 
 
 def _pieces(decoding):

@@ -243,8 +243,11 @@ class LittleTransformer(LanguageModel):
         if self.mask_zero:
             real = combine_masks(real, ops.not_equal(token_ids, 0))
             padding_mask, position_start = self._place_padding(cache["padding_mask"], real, start_index)
-        positions = ops.zeros_like(token_ids) if self.decoding_limit is None else None
-        x = self.embedding(token_ids, padding_mask=real, start_index=position_start, positions=positions)  # (B, T, D)
+        if self.decoding_limit is None:
+            positions = {"positions": ops.zeros_like(token_ids)}  # no table, no limit: one is as good as another
+        else:
+            positions = {"start_index": position_start}
+        x = self.embedding(token_ids, padding_mask=real, **positions)  # (B, T, D)
         block_caches = []
         for block, block_cache in zip(self.blocks, cache["blocks"], strict=True):
             x, block_cache = block(

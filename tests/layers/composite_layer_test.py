@@ -6,7 +6,6 @@ import json
 import keras
 import numpy as np
 import pytest
-from layer_testing import quantize
 
 import keras_lt.layers
 from keras_lt.layers import (
@@ -17,6 +16,7 @@ from keras_lt.layers import (
     TransformerBlock,
 )
 from keras_lt.layers.composite_layer import check_shape, pack_results, unpack_results
+from layer_testing import quantize
 from testing import BACKEND, assert_close, fresh_process
 
 B, T, S, D, C, V = 3, 5, 4, 12, 10, 17

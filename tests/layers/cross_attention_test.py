@@ -5,6 +5,9 @@ import re
 import keras
 import numpy as np
 import pytest
+
+from keras_lt.backend import implicit_mask
+from keras_lt.layers import CrossAttention
 from layer_testing import (
     FAST_MODE,
     LEAN_MODES,
@@ -17,9 +20,6 @@ from layer_testing import (
     masking_embedding,
     multi_head_attention,
 )
-
-from keras_lt.backend import implicit_mask
-from keras_lt.layers import CrossAttention
 from testing import assert_close, gradient, needs_torch, run, to_numpy
 
 B, T, S, D, C = 3, 7, 5, 11, 13

@@ -5,6 +5,9 @@ import math
 import keras
 import numpy as np
 import pytest
+
+from keras_lt.backend import implicit_mask
+from keras_lt.layers import FeedForward
 from layer_testing import (
     LEAN_MODES,
     LOW_PRECISION,
@@ -15,9 +18,6 @@ from layer_testing import (
     float64,
     masking_embedding,
 )
-
-from keras_lt.backend import implicit_mask
-from keras_lt.layers import FeedForward
 from testing import assert_close, needs_torch, run, to_numpy
 
 B, T, D, F = 3, 7, 11, 13

@@ -5,7 +5,6 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from layer_testing import FAST_MODE, float64
 
 from keras_lt.layers import (
     CausalMultiHeadAttention,
@@ -15,6 +14,7 @@ from keras_lt.layers import (
     TransformerBlock,
 )
 from keras_lt.layers.initialization import projection_initializer, spawn_initializer, spawn_seed
+from layer_testing import FAST_MODE, float64
 from testing import assert_close, run, to_numpy
 
 # Large, so that the largest of the numbers comes near the bound: N, K, H, D, C, F

@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 import pytest
-from layer_testing import FAST_MODE, attention_weights, causal, drawn, float64, multi_head_attention, quantize
 
 from keras_lt.layers import CausalMultiHeadAttention, CrossAttention
+from layer_testing import FAST_MODE, attention_weights, causal, drawn, float64, multi_head_attention, quantize
 from testing import assert_close, run, to_numpy
 
 B, T, D = 3, 7, 10

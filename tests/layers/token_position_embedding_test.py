@@ -5,10 +5,10 @@ import re
 import keras
 import numpy as np
 import pytest
-from layer_testing import LEAN_MODES, NumPyNormal, cached, float64, sinusoids
 
 from keras_lt.backend import implicit_mask
 from keras_lt.layers import TokenPositionEmbedding
+from layer_testing import LEAN_MODES, NumPyNormal, cached, float64, sinusoids
 from testing import MODES, assert_close, needs_tensorflow, run, to_numpy, weight_gradient
 
 B, T, D, V, P = 3, 7, 5, 17, 13

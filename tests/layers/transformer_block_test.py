@@ -6,6 +6,9 @@ import re
 import keras
 import numpy as np
 import pytest
+
+from keras_lt.backend import implicit_mask
+from keras_lt.layers import TransformerBlock
 from layer_testing import (
     FAST_MODE,
     LEAN_MODES,
@@ -21,9 +24,6 @@ from layer_testing import (
     masking_embedding,
     multi_head_attention,
 )
-
-from keras_lt.backend import implicit_mask
-from keras_lt.layers import TransformerBlock
 from testing import BACKEND, MODES, assert_close, gradient, needs_torch, run, to_numpy
 
 B, T, S, D, C, F, CACHE = 3, 7, 5, 11, 13, 17, 19

@@ -6,6 +6,7 @@ import pytest
 
 from keras_lt.layers import TransformerBlock
 from keras_lt.models import LittleTransformer, presets
+from model_testing import OPTIONS, random_ids, small
 from testing import (
     BACKEND,
     MODES,
@@ -22,54 +23,10 @@ from testing import (
 # XLA takes longer to compile a training step than these tests to run it; JAX has nothing between XLA and one op a time.
 JIT = False if BACKEND == "tensorflow" else "auto"
 
-# One option each, at a value that is not the default.
-OPTIONS = {
-    "vocabulary_size": 29,
-    "max_sequence_length": 19,
-    "num_layers": 1,
-    "num_heads": 2,
-    "hidden_dim": 24,
-    "head_dim": 6,
-    "num_key_value_heads": 1,
-    "intermediate_dim": 17,
-    "activation": "gelu",
-    "gated": True,
-    "norm_first": False,
-    "position": "rotary",
-    "window_size": 3,
-    "scale_embeddings": True,
-    "tie_embeddings": True,
-    "attention_bias": True,
-    "feed_forward_bias": False,
-    "dropout": 0.3,
-    "layer_norm_epsilon": 1e-3,
-    "mask_zero": True,
-    "embeddings_initializer": keras.initializers.RandomNormal(stddev=0.3, seed=5),
-    "kernel_initializer": keras.initializers.HeNormal(seed=3),
-    "bias_initializer": "ones",
-    "seed": 7,
-}
-
-
-def small(**arguments):
-    """A model whose sizes all differ, with weights large enough for every part to matter."""
-    sizes = {"vocabulary_size": 23, "max_sequence_length": 13, "num_layers": 2, "num_heads": 3, "hidden_dim": 12}
-    keras.utils.set_random_seed(1)
-    model = LittleTransformer(**{**sizes, "embeddings_initializer": "random_normal", **arguments})
-    generator = np.random.default_rng(2)
-    for weight in model.weights:
-        if "seed" not in weight.path:
-            weight.assign(np.asarray(weight) + 0.3 * generator.standard_normal(weight.shape))
-    return model
-
 
 def compile_once(mode, function, example):
     call = compiled(mode, function, (example,))
     return lambda ids: to_numpy(call([keras.ops.convert_to_tensor(ids)]))
-
-
-def random_ids(*shape, vocabulary_size=23, low=1):
-    return np.random.default_rng(3).integers(low, vocabulary_size, shape).astype("int32")
 
 
 def layer_norm(x, norm, epsilon=1e-5):
