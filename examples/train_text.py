@@ -25,6 +25,7 @@ def parse_arguments():
     add("--learning-rate", type=float, help="(default: 0.01, nanogpt-cpu: 0.003; other optimizers: 0.001)")
     add("--schedule", choices=["cosine", "constant"], default="cosine", help="cosine: 100 steps of warm-up, then decay")
     add("--seed", type=int, default=0, help="seed of the weights and of the order of the data (default: 0)")
+    add("--sample", type=int, default=300, help="characters to generate at the end (default: 300)")
     add("--output", help="directory to save in and to go on from (default: runs/PRESET)")
     add("--restart", action="store_true", help="start anew, whatever the output directory holds")
     arguments = parser.parse_args()
@@ -64,7 +65,7 @@ def main(arguments):
     tokenizer = keras_lt.tokenizers.CharTokenizer.from_text(text)
     folder = pathlib.Path(arguments.output or f"runs/{arguments.preset}")
     settings_file = folder / "settings.json"
-    settings = {**vars(arguments), "restart": None, "characters": len(text)}
+    settings = {**vars(arguments), "restart": None, "sample": None, "characters": len(text)}
     if settings_file.exists() and (folder / "text_generator.json").exists() and not arguments.restart:
         saved = json.loads(settings_file.read_text())
         if changed := [f"{key}={saved.get(key)}" for key in settings if saved.get(key) != settings[key]]:
@@ -95,9 +96,11 @@ def main(arguments):
     perplexity = model.evaluate(validation, verbose=0, return_dict=True)["perplexity"]
     loss = math.log(perplexity)
     print(f"validation loss {loss:.4f}, perplexity {perplexity:.3f}, {loss / math.log(2):.3f} bits per character")
-    print(f"saved in {folder}; a sample, then, at temperature 0.8:\n")
-    prompt = text[: text.find("\n", 1) + 1] or text[:1]
-    print(generator.generate(prompt, max_new_tokens=300, temperature=0.8, seed=arguments.seed))
+    print(f"saved in {folder}")
+    if arguments.sample:
+        prompt = text[: text.find("\n", 1) + 1] or text[:1]
+        print("A sample at temperature 0.8:\n")
+        print(generator.generate(prompt, arguments.sample, temperature=0.8, seed=arguments.seed))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from testing import BACKEND, ROOT, SHARED, fresh_process, readme_blocks, shell_c
 # `small.txt` is a text of 20,000 characters, `small_run` a folder that all commands share: what is trained there is
 # used by those that come later. The default data are used where `.ci/run` runs the README's first command.
 SMALL = {
-    "examples/train_text.py": "--steps 2 --data small.txt --output small_run --restart",
+    "examples/train_text.py": "--steps 2 --sample 3 --data small.txt --output small_run --restart",
     "examples/generate_text.py": "--model small_run --prompt The --max-new-tokens 3",
 }
 

@@ -17,7 +17,7 @@ STEPS = "60"
 
 def start(text, output):
     command = [sys.executable, str(ROOT / "examples" / "train_text.py"), "--data", str(text), "--batch-size", "3"]
-    command += ["--steps", STEPS, "--output", str(output)]
+    command += ["--steps", STEPS, "--sample", "0", "--output", str(output)]
     environment = {**os.environ, "KERAS_BACKEND": BACKEND, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
