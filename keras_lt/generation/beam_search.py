@@ -12,7 +12,7 @@ class BeamSearch(DecodingMethod):
 
     A continuation of `n` new tokens, a stop token included, has the score `log P / n^length_penalty`. One that has met
     a stop token keeps its score and its place for as long as it is among the best. With as many beams as there are
-    continuations the search is exhaustive.
+    continuations the search is exhaustive; with more, some come twice.
 
     Args:
         num_beams: Integer. Number of continuations kept a prompt.

@@ -9,6 +9,8 @@ from keras_lt.generation import loop
 from keras_lt.generation.prompts import pad
 from keras_lt.generation.sampling import fold_in
 
+_MOST_FUNCTIONS = 64
+
 
 class Decoder:
     """Compiles the decode loop of a model, once for each bucket of shapes, and starts decodings.
@@ -35,8 +37,10 @@ class Decoder:
         known = len(variables) == len(self._variables) and all(map(_is, variables, self._variables))
         if not known:  # by LoRA or quantization; other values of the same variables are read at every call
             self._variables, self._functions = variables, {}
-        if key not in self._functions:
-            self._functions[key] = compile_function(function, variables)
+        # The one used last stands last; the first goes when there are too many, as of a new lambda with each call.
+        self._functions[key] = self._functions.pop(key, None) or compile_function(function, variables)
+        if len(self._functions) > _MOST_FUNCTIONS:
+            del self._functions[next(iter(self._functions))]
         return self._functions[key]
 
     def start(self, prompts, max_new_tokens, method, seeds, stop_token_ids, num_samples=1, num_log_probs=0):
@@ -59,9 +63,9 @@ class Decoder:
         limit, longest = self.model.decoding_limit, int(lengths.max())
         num_prompts = row_bucket(len(prompts))
         width = length_bucket(longest + max_new_tokens)
-        read = 1 if longest == 1 else min(width, max(16, 1 << (longest - 1).bit_length()))
         slides = limit is not None and longest + max_new_tokens - 1 > limit
         cache_length = width if limit is None else min(width, limit)
+        read = 0 if longest == 1 else min(cache_length, max(16, 1 << (longest - 1).bit_length()))
 
         lengths = np.concatenate([lengths, np.ones(num_prompts - len(prompts), int)]).astype("int32")
         padded = pad(prompts, num_prompts, width)
@@ -160,9 +164,9 @@ class Decoding:
         if failed[: self.num_rows].any():
             row = int(np.flatnonzero(failed)[0])
             raise ValueError(
-                f"There is no next token for row {row} after {self.lengths[row]} tokens: the model's logits are NaN "
-                "(its weights may be: look at the training's loss), or a sampling function gave an id outside the "
-                f"vocabulary. The row so far: {self.row(row)[-10:]}"
+                f"There is no next token for row {row} after {self.lengths[row]} tokens: the model's logits are NaN or "
+                "infinite (its weights may be: look at the training's loss), or a sampling function gave an id outside "
+                f"the vocabulary. The row so far: {self.row(row)[-10:]}"
             )
 
 

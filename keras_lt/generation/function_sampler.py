@@ -19,7 +19,8 @@ class FunctionSampler(DecodingMethod):
         self.function = function
 
     def loop_key(self):
-        return type(self), self.function
+        # Not the function, which need not be hashable; the compiled loop keeps it alive, and so its number its own.
+        return type(self), id(self.function)
 
     def choose(self, logits, state, active, inputs):
         ids = ops.convert_to_tensor(self.function(logits, History(state["token_ids"], state["lengths"])))

@@ -7,6 +7,7 @@ and what the decoding method reads.
 """
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_lt.ops import is_id
@@ -17,18 +18,18 @@ def prefill(model, token_ids, lengths, cache_length):
 
     Args:
         model: Model that speaks the decoding protocol.
-        token_ids: int32 tensor of shape `(B, P)`, the prompts.
-        lengths: int32 tensor of shape `(B,)`: how many of their tokens are real.
+        token_ids: int32 tensor of shape `(B, P)`, the prompts, or as much of them as the cache can hold.
+        lengths: int32 tensor of shape `(B,)`: how many tokens the prompts have.
         cache_length: Integer. Number of tokens the cache can hold.
 
     Returns:
         The cache.
     """
     cache = model.build_cache(ops.shape(token_ids)[0], cache_length)
-    width = min(token_ids.shape[1] - 1, cache_length)
-    if width == 0:
+    if token_ids.shape[1] == 0:
         return cache
-    return model.call_with_cache(token_ids[:, :width], cache, 0, lengths=ops.clip(lengths - 1, 0, width))[1]
+    lengths = ops.clip(lengths - 1, 0, ops.shape(token_ids)[1])
+    return model.call_with_cache(token_ids, cache, 0, lengths=lengths)[1]
 
 
 def advance(model, method, state, inputs, limit=None):
@@ -70,7 +71,7 @@ def advance(model, method, state, inputs, limit=None):
         places = ops.maximum(state["lengths"][:, None] - limit + ops.arange(limit, dtype="int32"), 0)
         window = ops.take_along_axis(state["token_ids"], places, axis=1)
         # In two calls: only the last token needs its logits, and what nobody reads is not computed.
-        fresh = prefill(model, window, ops.full_like(state["lengths"], limit), limit)
+        fresh = prefill(model, window[:, :-1], ops.full_like(state["lengths"], limit), limit)
         logits, _ = model.call_with_cache(window[:, -1:], fresh, limit - 1)
         return append(method, state, inputs, is_active(state), logits[:, 0])
 
@@ -80,7 +81,8 @@ def advance(model, method, state, inputs, limit=None):
 
 def append(method, state, inputs, active, logits):
     """Choose the next token of each row that goes on, and add it."""
-    valid = ops.logical_not(ops.any(ops.isnan(logits), axis=-1))
+    # NaN is neither: there is a next token where all logits are below infinity and some above minus infinity.
+    valid = ops.logical_and(ops.all(logits < np.inf, axis=-1), ops.any(logits > -np.inf, axis=-1))
     token_ids, parents, changes = method.choose(logits, state, active, inputs)
     if parents is not None:
         taken = (state, active, logits, valid)

@@ -90,7 +90,7 @@ def to_seeds(seed, num_prompts, copies):
     if seed is None:
         # Python's generator, because `keras.utils.set_random_seed` seeds it and it costs nothing.
         seed = random.randrange(2**32)
-    seeds = _to_array(seed).tolist() if np.ndim(seed) or keras.ops.is_tensor(seed) else seed
+    seeds = seed if isinstance(seed, (int, float, str)) else _to_array(seed).tolist()
     shared = not isinstance(seeds, list)
     if not shared and len(seeds) != num_prompts:
         raise ValueError(f"`seed` must be one integer, or one a prompt: {num_prompts}. Received: {len(seeds)}")
@@ -122,10 +122,12 @@ def _to_array(values):
     if keras.ops.is_tensor(values):
         values = keras.ops.convert_to_numpy(values)
     array = np.asarray(values)
+    if array.dtype == bool:
+        raise TypeError("Ids, lengths and seeds must be integers. Received: booleans")
     return array.astype("int32") if array.size == 0 else array
 
 
 def _to_32_bits(seed):
     while seed >= 2**32:
-        seed = (seed & (2**32 - 1)) ^ (seed >> 32)
+        seed = (seed & (2**32 - 1)) ^ (seed >> 32) * 0x9E3779B1 % 2**32
     return seed

@@ -15,7 +15,7 @@ class Sampler(DecodingMethod):
     is drawn from those that are left. Before all that, `repetition_penalty` acts on the logits of tokens that the
     sequence, prompt included, holds already. Probabilities are computed in float32.
 
-    Where tokens are equally likely, the smaller id comes first.
+    Where tokens are equally likely, the smaller id comes first (on PyTorch, with one of the limits, any).
 
     Args:
         temperature: Float, 0 or more. Below 1 likely tokens become likelier; 0 is greedy: always the likeliest token.
@@ -52,11 +52,13 @@ class Sampler(DecodingMethod):
         check_number("min_p", min_p, 0, 1)
         check_number("repetition_penalty", repetition_penalty, 0)
         if repetition_penalty == 0:
-            raise ValueError("`repetition_penalty` must be a number above 0; 1 is no penalty. Received: 0")
+            raise ValueError(
+                "`repetition_penalty` must be a number above 0; 1 is no penalty. Received: repetition_penalty=0"
+            )
 
     def settings(self):
         return {
-            "temperature": np.float32(self.temperature),
+            "temperature": np.float32(min(self.temperature, 1e30)),
             "top_k": np.int32(min(self.top_k, 2**31 - 1)),
             "top_p": np.float32(self.top_p),
             "min_p": np.float32(self.min_p),

@@ -246,6 +246,15 @@ def test_greedy_takes_the_first_of_equals(mode, settings):
         assert (draw(logits, mode=mode, **settings) == first).all()
 
 
+def test_top_p_takes_the_fewest_that_reach_it():
+    """Four tokens of probability 1/4, exactly: half of the whole is two of them, and hardly more is three."""
+    logits = np.where(np.arange(V) % 2 == 0, 0.0, -np.inf)
+    reached, passed = counts_of(draw(logits, top_p=0.5)), counts_of(draw(logits, top_p=0.51))
+    assert (np.count_nonzero(reached), np.count_nonzero(passed)) == (2, 3)
+    assert_distributed(np.sort(reached)[-2:], np.full(2, 1 / 2))
+    assert_distributed(np.sort(passed)[-3:], np.full(3, 1 / 3))
+
+
 def test_min_p_1_leaves_the_likeliest():
     assert (draw(min_p=1.0) == 2).all()
     assert_distributed(counts_of(draw(TIED, min_p=1.0)), np.isin(np.arange(V), [1, 3, 5]) / 3)

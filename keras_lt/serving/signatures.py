@@ -1,0 +1,149 @@
+"""What a served language model does, as functions of TensorFlow tensors with dynamic shapes."""
+
+from keras import ops
+
+from keras_lt.generation import Sampler, loop
+from keras_lt.generation.sampling import fold_in
+from keras_lt.ops import cross_entropy
+
+SETTINGS = {
+    "max_new_tokens": "int32",
+    "temperature": "float32",
+    "top_k": "int32",
+    "top_p": "float32",
+    "seed": "int32",
+}
+
+
+def logits(model, token_ids):
+    """Logits after each token, `(B, T, V)`, in float32."""
+    return {"logits": ops.cast(model(token_ids), "float32")}
+
+
+def generate_ids(model, token_ids, prompt_lengths, settings):
+    """Continue prompts: ids with the new ones, 0 after them, `(B, T + max_new_tokens)`, and their numbers, `(B,)`."""
+    import tensorflow as tf
+
+    check_settings(settings)
+    length = tf.shape(token_ids)[1]
+    inside = tf.logical_and(prompt_lengths >= 1, prompt_lengths <= length)
+    check(inside, "Prompts must hold a token or more, and prompt_lengths be at most T. Received:", prompt_lengths)
+    real = tf.sequence_mask(prompt_lengths, length)
+    known = tf.logical_and(token_ids >= 0, token_ids < model.vocabulary_size)
+    message = f"Ids must be from 0 to {model.vocabulary_size - 1}. Received:"
+    check(tf.logical_or(known, tf.logical_not(real)), message, token_ids)
+    token_ids = tf.where(real, token_ids, 0)
+
+    # An empty batch may come with no columns.
+    token_ids = tf.pad(token_ids, [[0, 0], [0, settings["max_new_tokens"] + tf.cast(tf.equal(length, 0), tf.int32)]])
+    limit, width = model.decoding_limit, tf.shape(token_ids)[1]
+    cache_length = width if limit is None else tf.minimum(width, limit)
+    read = tf.maximum(1, tf.minimum(length - 1, cache_length))
+    num_rows = tf.shape(token_ids)[0]
+    state = {
+        "token_ids": token_ids,
+        "lengths": prompt_lengths,
+        "finished": tf.zeros([num_rows], tf.bool),
+        "failed": tf.zeros([num_rows], tf.bool),
+        "cache": loop.prefill(model, token_ids[:, :read], prompt_lengths, cache_length),
+    }
+    inputs = {
+        "targets": prompt_lengths + settings["max_new_tokens"],
+        "stop_token_ids": tf.constant([-1]),
+        "keys": fold_in(settings["seed"], tf.range(num_rows)),
+        "settings": {**Sampler().settings(), **{name: settings[name] for name in ("temperature", "top_k", "top_p")}},
+    }
+    inputs["settings"] = {name: tf.convert_to_tensor(value) for name, value in inputs["settings"].items()}
+    state = loop.advance(model, Sampler(), state, inputs, limit)
+    check(tf.logical_not(state["failed"]), "The model's logits must be numbers. Received: NaN after", state["lengths"])
+    return {"token_ids": state["token_ids"][:, : length + settings["max_new_tokens"]], "lengths": state["lengths"]}
+
+
+def generate_texts(model, tokenizer, prompts, settings):
+    """Continue texts: the texts with what is new, strings `(B,)`."""
+    import tensorflow as tf
+
+    ragged = tokenizer.encode(prompts)
+    lengths = tf.cast(ragged.row_lengths(), tf.int32)
+    check(lengths >= 1, "Prompts must not be empty. Received: prompts of lengths", lengths)
+    results = generate_ids(model, ragged.to_tensor(shape=(None, None)), lengths, settings)
+    places = tf.range(tf.shape(results["token_ids"])[1])
+    new = tf.logical_and(places >= lengths[:, None], places < results["lengths"][:, None])
+    return {"texts": tf.strings.join([prompts, tokenizer.decode(tf.ragged.boolean_mask(results["token_ids"], new))])}
+
+
+def score_texts(model, tokenizer, texts):
+    """Log-likelihood in nats, float32 `(B,)`, of all tokens but the first, and the number of those, int32 `(B,)`."""
+    import tensorflow as tf
+
+    ragged = tokenizer.encode(texts)
+    lengths = tf.cast(ragged.row_lengths(), tf.int32)
+    token_ids = ragged.to_tensor(shape=(None, None))
+    token_ids = tf.pad(token_ids, [[0, 0], [0, tf.maximum(0, 2 - tf.shape(token_ids)[1])]])
+    real = tf.sequence_mask(lengths, tf.shape(token_ids)[1])
+    mask = model.compute_mask(token_ids, None)
+    real = real if mask is None else tf.logical_and(real, mask)
+    counted = tf.logical_and(real[:, :-1], real[:, 1:])
+    return {
+        "log_likelihood": log_likelihood(model, token_ids, lengths, counted),
+        "token_counts": tf.reduce_sum(tf.cast(counted, tf.int32), axis=1),
+    }
+
+
+def log_likelihood(model, token_ids, lengths, counted):
+    """The sum over the counted tokens: the first ones from one call, each later one from the window before it."""
+    import tensorflow as tf
+
+    limit, last = model.decoding_limit, tf.shape(token_ids)[1] - 1
+    num_rows = tf.shape(token_ids)[0]
+    width = last if limit is None else tf.minimum(last, limit)
+    cache = model.build_cache(num_rows, width)
+    first, _ = model.call_with_cache(token_ids[:, :width], cache, 0, lengths=tf.minimum(lengths, width))
+    losses = cross_entropy(first, token_ids[:, 1 : width + 1])
+    total = tf.reduce_sum(tf.where(counted[:, :width], -losses, 0.0), axis=1)
+    if limit is None:
+        return total
+
+    def add(place, total):
+        window = token_ids[:, place + 1 - limit : place + 1]
+        window = tf.ensure_shape(window, (None, limit))
+        cache = loop.prefill(model, window[:, :-1], tf.fill([num_rows], limit), limit)
+        after, _ = model.call_with_cache(window[:, -1:], cache, limit - 1)
+        losses = cross_entropy(after[:, 0], token_ids[:, place + 1])
+        return place + 1, total + tf.where(counted[:, place], -losses, 0.0)
+
+    return ops.while_loop(lambda place, _: place < last, add, (width, total))[1]
+
+
+def check_settings(settings):
+    """An InvalidArgument for each setting out of range."""
+    import tensorflow as tf
+
+    ranges = {
+        "max_new_tokens": settings["max_new_tokens"] >= 0,
+        "temperature": tf.logical_and(settings["temperature"] >= 0, tf.math.is_finite(settings["temperature"])),
+        "top_k": settings["top_k"] >= 0,
+        "top_p": tf.logical_and(settings["top_p"] >= 0, settings["top_p"] <= 1),
+    }
+    expected = {"top_p": "from 0 to 1"}
+    for name, good in ranges.items():
+        check(good, f"{name} must be {expected.get(name, '0 or more')}. Received:", settings[name])
+
+
+def check(good, message, values):
+    """An InvalidArgument with the message and the values unless all is good."""
+    import tensorflow as tf
+
+    tf.debugging.Assert(tf.reduce_all(good), [message, values], summarize=20)
+
+
+def settings_signature():
+    """Scalars, named as the settings."""
+    import tensorflow as tf
+
+    return [tf.TensorSpec([], dtype, name=name) for name, dtype in SETTINGS.items()]
+
+
+def by_name(values):
+    """The settings as a dictionary."""
+    return dict(zip(SETTINGS, values, strict=True))
