@@ -37,7 +37,7 @@ FLOOR_OF = {package: floor for floor, packages in enumerate(FLOORS) for package 
 # Libraries that may be imported anywhere; all others only inside functions, and the backends only in these packages.
 EVERYWHERE = {"keras", "numpy", "keras_lt", *sys.stdlib_module_names}
 BACKEND_LIBRARIES = {
-    "tensorflow": ("keras_lt.backend", "keras_lt.objectives", "keras_lt.serving"),
+    "tensorflow": ("keras_lt.backend", "keras_lt.objectives", "keras_lt.serving", "examples", "tools"),
     "jax": ("keras_lt.backend", "keras_lt.objectives", "keras_lt.serving"),
     "torch": ("keras_lt.backend",),
 }

@@ -19,11 +19,13 @@ from testing import BACKEND, ROOT, SHARED, fresh_process, readme_blocks, shell_c
 SMALL = {
     "examples/train_text.py": "--steps 2 --sample 3 --data small.txt --output small_run --restart",
     "examples/generate_text.py": "--model small_run --prompt The --max-new-tokens 3",
+    "examples/export_saved_model.py": "--model small_run --output small_run/served",
+    "examples/serve_saved_model.py": "--model small_run/served --prompt The --max-new-tokens 3",
 }
 
 EXAMPLES = sorted(
     (path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("*.py")),
-    key=lambda path: ("train_" not in path, path),
+    key=lambda path: ("train_" not in path, "export_" not in path, path),
 )
 TOOLS = sorted(path for path in (ROOT / "tools").glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
 SCRIPTS = EXAMPLES + [path.relative_to(ROOT).as_posix() for path in TOOLS]

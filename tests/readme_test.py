@@ -1,12 +1,16 @@
 """The README says what is so: its Python blocks run, its commands are run here or by `.ci/run`, its tree is the tree.
 
+Its requests to TensorFlow Serving are sent, as far as that goes without one: their inputs are those of the signature.
+
 Commands that call an example or a tool are run by `examples_test.py`. Figures are not checked here: a command stands
 beside each.
 """
 
+import ast
 import fnmatch
 import json
 import re
+import shlex
 import textwrap
 
 import pytest
@@ -116,6 +120,23 @@ def test_every_command_is_run_somewhere(readme):
             assert OTHER_COMMANDS[command] in ci, f".ci/run no longer runs {command!r}"
 
 
+def test_requests_have_the_inputs_of_the_signature(readme):
+    """REST and gRPC: the same inputs, all that `generate` takes; the Python of the gRPC request can be read."""
+    blocks = readme_blocks("text")
+    (curl,) = [block for block in blocks if block.startswith("curl")]
+    (grpc,) = [block for block in blocks if "import grpc" in block]
+    (docker,) = [block for block in blocks if block.startswith("docker")]
+    body = json.loads(shlex.split(curl)[-1])
+    (inputs,) = re.findall(r"^inputs = (.*)$", grpc, re.MULTILINE)
+    compile(grpc, "README.md", "exec")
+    assert body["signature_name"] == "generate"
+    assert body["inputs"] == ast.literal_eval(inputs)
+    assert set(body["inputs"]) == {"prompts", "max_new_tokens", "temperature", "top_k", "top_p", "seed"}
+    (name,) = re.findall(r"MODEL_NAME=(\w+)", docker)
+    assert f"/models/{name}:predict" in curl
+    assert f'request.model_spec.name, request.model_spec.signature_name = "{name}", "generate"' in grpc
+
+
 def test_tree(readme):
     trees = [
         block for block in readme_blocks("text") + readme_blocks("") if re.search(r"^keras_lt/", block, re.MULTILINE)
@@ -126,7 +147,8 @@ def test_tree(readme):
 
 
 def test_links_lead_somewhere(readme):
-    links = [link for link in re.findall(r"\]\(([^)#\s]+)", readme) if "://" not in link]
+    prose = re.sub(r"^```.*\n((?:.*\n)*?)```$", "", readme, flags=re.MULTILINE)
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", prose) if "://" not in link]
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 

@@ -119,7 +119,9 @@ class CausalMultiHeadAttention(MultiHeadAttention):
         check_shape("start_index", start_index, (), (inputs.shape[0],))
         query, key, value = ops.split(self.query_key_value(inputs), self._borders(), axis=1)  # (B, N or K, T, H)
         if self.rotary:
-            positions = ops.cast(start_index, "int32")[..., None] + ops.arange(ops.shape(inputs)[1], dtype="int32")
+            positions = ops.expand_dims(ops.cast(start_index, "int32"), -1) + ops.arange(
+                ops.shape(inputs)[1], dtype="int32"
+            )
             query, key = rotary_embedding(query, positions), rotary_embedding(key, positions)
         if cache is not None:
             check_shape('cache["key"]', cache["key"], (inputs.shape[0], self._parts()[1], None, key.shape[3]))

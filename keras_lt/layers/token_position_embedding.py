@@ -120,7 +120,7 @@ class TokenPositionEmbedding(QuantizableMixin, keras.layers.Layer):
         if table is not None:
             length = token_ids.shape[1]
             x = x + ops.cast(table[:length] if positions is None else ops.take(table, positions, axis=0), x.dtype)
-        return nan_unless(known[..., None], x)
+        return nan_unless(ops.expand_dims(known, -1), x)
 
     def compute_mask(self, inputs, previous_mask=None):
         if not self.mask_zero:
@@ -149,14 +149,15 @@ class TokenPositionEmbedding(QuantizableMixin, keras.layers.Layer):
         if self.mask_zero:
             padding_mask = combine_masks(padding_mask, ops.not_equal(token_ids, 0))
         if positions is None and padding_mask is None:
-            if start_index is None and length is not None:
+            # While JAX exports for every length, a length is an expression that cannot be compared.
+            if start_index is None and isinstance(length, int):
                 if length > self.max_sequence_length:
                     raise ValueError(
                         f"At most {self.max_sequence_length} tokens have a position "
                         f"(max_sequence_length={self.max_sequence_length}). Received: {length} tokens a sequence"
                     )
                 return None
-            positions = ops.arange(ops.shape(token_ids)[1], dtype="int32")[None]
+            positions = ops.expand_dims(ops.arange(ops.shape(token_ids)[1], dtype="int32"), 0)
         elif positions is None:
             positions = ops.cumsum(ops.cast(padding_mask, "int32"), axis=1) - 1
         positions = ops.cast(positions, "int32")

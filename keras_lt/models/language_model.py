@@ -79,7 +79,25 @@ class LanguageModel(GenerativeMixin, QuantizableMixin, keras.Model):
             verbose: As in Keras.
             input_signature: As in Keras. Defaults to `None`, that is `token_ids`, int32 of any batch and length.
             **kwargs: As in Keras.
+
+        Raises:
+            ValueError: If the model does not come out right in that format: half precision is for `"tf_saved_model"`,
+                quantized layers for that and `"onnx"`.
         """
+        self._check_format(format)
         if input_signature is None:
             input_signature = [keras.layers.InputSpec(shape=(None, None), dtype="int32", name="token_ids")]
         super().export(filepath, format=format, verbose=verbose, input_signature=input_signature, **kwargs)
+
+    def _check_format(self, format):
+        quantized = any(layer.quantization_mode for _, layer in self._inner_layers())
+        if format != "tf_saved_model" and self.compute_dtype != "float32":
+            raise ValueError(
+                f'`format="{format}"` is for float32. Received: a model whose compute dtype is {self.compute_dtype}. '
+                "Make one of the same configuration with dtype float32 and give it these weights"
+            )
+        if format in ("openvino", "litert") and quantized:
+            raise ValueError(
+                f'`format="{format}"` does not carry quantized layers right. Received: a quantized model. Export it '
+                "before `quantize`, and quantize with the tools of that format"
+            )

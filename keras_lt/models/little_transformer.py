@@ -347,11 +347,11 @@ class LittleTransformer(LanguageModel):
         """Which token may look at which, `(B, T, T)`, and the position of each in its segment, `(B, T)`."""
         if segment_ids is None:
             return None, None
-        together = ops.equal(segment_ids[:, :, None], segment_ids[:, None, :])
+        together = ops.equal(ops.expand_dims(segment_ids, 2), ops.expand_dims(segment_ids, 1))
         length = ops.shape(segment_ids)[1]
         before = combine_masks(together, causal_mask(length, length))
         if padding_mask is not None:
-            before = combine_masks(before, padding_mask[:, None, :])
+            before = combine_masks(before, ops.expand_dims(padding_mask, 1))
         positions = ops.maximum(ops.sum(ops.cast(before, "int32"), axis=-1) - 1, 0)
         return together, positions
 

@@ -22,8 +22,9 @@ def causal_mask(query_length, key_length, start_index=0, window_size=None):
     Source: S1, `M` of self-attention; S3, `causal_mask`.
     """
     keys = ops.arange(key_length, dtype="int32")
-    starts = ops.convert_to_tensor(start_index, dtype="int32")[..., None]
-    queries = (starts + ops.arange(query_length, dtype="int32"))[..., None]
+    # `expand_dims`, here and in all that models are exported with: LiteRT and OpenVINO do not read `x[..., None]`.
+    starts = ops.expand_dims(ops.convert_to_tensor(start_index, dtype="int32"), -1)
+    queries = ops.expand_dims(starts + ops.arange(query_length, dtype="int32"), -1)
     visible = keys <= queries
     if window_size is not None:
         visible = ops.logical_and(visible, keys > queries - window_size)
@@ -88,7 +89,7 @@ def expand_padding_mask(mask, key_length, batch_size=None, name="padding_mask"):
         None not in (size, wanted) and size != wanted for size, wanted in zip(shape, expected, strict=True)
     ):
         raise ValueError(f"`{name}` must have the shape (B, S) = {expected}. Received: {name}.shape={shape}")
-    return ops.cast(mask, "bool")[:, None, None, :]
+    return ops.expand_dims(ops.cast(mask, "bool"), (1, 2))
 
 
 def combine_masks(*masks):

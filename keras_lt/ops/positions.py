@@ -46,7 +46,9 @@ def rotary_embedding(inputs, positions, base=10000.0):
     if head_dim % 2:
         raise ValueError(f"Rotary positions need heads of an even size. Received: inputs.shape={tuple(inputs.shape)}")
     frequencies = base ** (-np.arange(0, head_dim, 2) / head_dim)
-    angles = ops.multiply(ops.cast(positions, "float32")[..., None], frequencies.astype("float32"))  # (B, T, H/2)
+    angles = ops.multiply(
+        ops.expand_dims(ops.cast(positions, "float32"), -1), frequencies.astype("float32")
+    )  # (B, T, H/2)
     angles = ops.expand_dims(angles, axis=-3)  # (B, 1, T, H/2)
     cosine, sine = ops.cos(angles), ops.sin(angles)
     first, second = ops.split(ops.cast(inputs, "float32"), 2, axis=-1)
