@@ -248,7 +248,11 @@ class TextGenerator:
                 f"{tokenizer} is not the tokenizer that {description} was written for: a save was interrupted, or the "
                 "file was changed. Save again"
             )
-        return cls(keras.saving.load_model(model), Tokenizer.load(tokenizer))
+        try:
+            loaded = keras.saving.load_model(model)
+        except Exception as error:
+            raise ValueError(f"{model} cannot be loaded; the file may be damaged, or need classes: {error}") from error
+        return cls(loaded, Tokenizer.load(tokenizer))
 
     def __repr__(self) -> str:
         model, tokenizer = type(self.model).__name__, type(self.tokenizer).__name__

@@ -20,6 +20,7 @@ SMALL = {
     "examples/train_text.py": "--steps 2 --sample 3 --data small.txt --output small_run --restart",
     "examples/generate_text.py": "--model small_run --prompt The --max-new-tokens 3",
     "examples/export_saved_model.py": "--model small_run --output small_run/served",
+    "tools/stress_saved_model.py": "--model small_run/served/1 --threads 2 --seconds 1 --max-new-tokens 3 --prompt The",
     "examples/serve_saved_model.py": "--model small_run/served --prompt The --max-new-tokens 3",
 }
 

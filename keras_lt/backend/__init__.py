@@ -8,6 +8,6 @@ from keras_lt.backend.checks import (
     check_rate,
     is_concrete,
 )
-from keras_lt.backend.compilation import compile_function, prefers_jit
+from keras_lt.backend.compilation import compile_function, is_tracing, prefers_jit
 from keras_lt.backend.implicit_mask import implicit_mask, with_implicit_mask
 from keras_lt.backend.replicas import sum_on_first_replica

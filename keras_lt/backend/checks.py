@@ -52,7 +52,7 @@ def check_ids(token_ids, size, name="token_ids", what="vocabulary_size"):
     if not is_concrete(token_ids):
         return
     values = np.asarray(keras.ops.convert_to_numpy(token_ids))
-    if values.dtype.kind in "OSU":
+    if values.dtype.kind in "OSUc":
         raise TypeError(f"`{name}` must be integers, as a tokenizer's `encode` gives them. Received: {values.dtype}")
     wrong = (values < 0) | (values >= size) | (values != np.floor(values))
     if wrong.any():

@@ -17,6 +17,15 @@ def prefers_jit():
     return True if tf.distribute.get_strategy().num_replicas_in_sync == 1 else "auto"
 
 
+def is_tracing():
+    """Whether a `tf.function` is being traced; on other backends only the tensors know, see `is_concrete`."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    return not tf.executing_eagerly()
+
+
 def compile_function(function, variables):
     """Turn a function of tensors into one that the backend has compiled for the shapes of its arguments.
 

@@ -16,7 +16,7 @@ class BeamSearch(DecodingMethod):
 
     Args:
         num_beams: Integer. Number of continuations kept a prompt.
-        length_penalty: Float, 0 or more. Power of the length that scores are divided by: 0 favours short texts, 1 is
+        length_penalty: Float from 0 to 5. Power of the length that scores are divided by: 0 favours short texts, 1 is
             the mean over tokens. Defaults to `1.0`.
 
     Example:
@@ -33,10 +33,10 @@ class BeamSearch(DecodingMethod):
         self.num_beams = num_beams
         self.length_penalty = length_penalty
         check_positive_integer("num_beams", num_beams)
-        check_number("length_penalty", length_penalty, 0)
+        check_number("length_penalty", length_penalty, 0, 5)
 
     def loop_key(self):
-        return type(self), self.num_beams
+        return (BeamSearch, self.num_beams) if type(self) is BeamSearch else super().loop_key()
 
     def settings(self):
         return {"length_penalty": np.float32(self.length_penalty)}
@@ -59,7 +59,7 @@ class BeamSearch(DecodingMethod):
         log_probs = ops.log_softmax(ops.cast(logits, "float32"), axis=-1)
         failed = ops.any(ops.isnan(log_probs), axis=-1)
         # A row that does not go on has one continuation, itself, in the place of token 0.
-        itself = ops.where(ops.arange(size, dtype="int32") == 0, 0.0, -float("inf"))
+        itself = ops.where(ops.arange(size, dtype="int32") == 0, np.float32(0), np.float32(-np.inf))
         log_probs = ops.where(ops.logical_and(active, ~failed)[:, None], log_probs, itself)
         scores = state["scores"][:, None] + log_probs  # (B, V)
         counts = state["counts"] + ops.cast(active, "int32")

@@ -1,10 +1,11 @@
 import functools
+import threading
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_lt.backend import compile_function
+from keras_lt.backend import compile_function, is_tracing
 from keras_lt.generation import loop
 from keras_lt.generation.prompts import pad
 from keras_lt.generation.sampling import fold_in
@@ -21,7 +22,7 @@ class Decoder:
 
     def __init__(self, model):
         self.model = model
-        self._variables, self._functions = [], {}
+        self._variables, self._functions, self._lock = [], {}, threading.Lock()
 
     def compiled(self, key, function):
         """The compiled form of a function that reads the model's weights, made anew when there are other weights.
@@ -33,6 +34,17 @@ class Decoder:
         Returns:
             A function of the same arguments.
         """
+        if is_tracing():
+            raise RuntimeError(
+                "`generate`, `stream` and `score` compile loops of their own and cannot be called in a tf.function. "
+                "There, use `build_cache` and `call_with_cache`, or keras_lt.generation.loop"
+            )
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()  # during `fit`, Keras on JAX keeps the weights' values elsewhere
+        with self._lock:
+            return self._compiled(key, function)
+
+    def _compiled(self, key, function):
         variables = self.model.weights
         known = len(variables) == len(self._variables) and all(map(_is, variables, self._variables))
         if not known:  # by LoRA or quantization; other values of the same variables are read at every call

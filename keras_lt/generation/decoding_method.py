@@ -1,13 +1,14 @@
 class DecodingMethod:
     """Base of the ways to choose the next tokens: what the decode loop asks of them, and when two are equal.
 
-    Settings go into a compiled loop as inputs, so that other values need no other loop; `loop_key` names what a loop
-    does depend on.
+    Settings can go into a compiled loop as inputs, so that other values need no other loop; `loop_key` says what a loop
+    does depend on: the object, unless a subclass knows better.
     """
 
     def loop_key(self):
         """What a compiled loop depends on, hashable."""
-        return type(self)
+        # The compiled loop keeps the object alive, and so its number its own.
+        return type(self), id(self)
 
     def settings(self):
         """The settings as NumPy scalars, inputs of the loop."""

@@ -1,8 +1,10 @@
 from typing import NamedTuple
 
+import keras
 from keras import ops
 
 from keras_lt.generation.decoding_method import DecodingMethod
+from keras_lt.ops import is_id
 
 
 class History(NamedTuple):
@@ -19,17 +21,21 @@ class FunctionSampler(DecodingMethod):
         self.function = function
 
     def loop_key(self):
-        # Not the function, which need not be hashable; the compiled loop keeps it alive, and so its number its own.
+        # Its number, because it need not be hashable.
         return type(self), id(self.function)
 
     def choose(self, logits, state, active, inputs):
-        ids = ops.convert_to_tensor(self.function(logits, History(state["token_ids"], state["lengths"])))
-        if tuple(ids.shape) != tuple(logits.shape[:1]):
+        ids = self.function(logits, History(state["token_ids"], state["lengths"]))
+        ids = None if ids is None else ops.convert_to_tensor(ids)
+        dtype = "None" if ids is None else keras.backend.standardize_dtype(ids.dtype)
+        shape = () if ids is None else tuple(ids.shape)
+        if "int" not in dtype or shape != tuple(logits.shape[:1]):
             raise ValueError(
-                "The function `sampler(logits, history)` must return an id a row, of shape (B,) for logits of shape "
-                f"(B, V). Received: shape {tuple(ids.shape)} for logits of shape {tuple(logits.shape)}"
+                "The function `sampler(logits, history)` must return an id a row, integers of shape (B,), for logits "
+                "of shape (B, V); B may be larger than the number of prompts. "
+                f"Received: {dtype} of shape {shape} for logits of shape {tuple(logits.shape)}"
             )
-        return ops.cast(ids, "int32"), None, {}
+        return ops.cast(ops.where(is_id(ids, logits.shape[-1]), ids, -1), "int32"), None, {}
 
     def get_config(self):
         return {"function": self.function}

@@ -54,7 +54,9 @@ class GenerativeMixin:
             max_new_tokens: Integer, 0 or more. Most tokens to generate for each prompt.
             sampler: `"greedy"`, a `keras_lt.generation.Sampler` or `BeamSearch`, or a function
                 `(logits, history) -> ids` of tensors: logits `(B, V)`, `history.token_ids` `(B, S)`,
-                `history.lengths` `(B,)`, ids `(B,)`. The function is compiled with the loop. Defaults to `"greedy"`.
+                `history.lengths` `(B,)`, ids `(B,)`. `B` may be larger than the number of prompts: a batch is filled up
+                to a bucket. The function is compiled with the loop, once: what it reads besides its arguments stays
+                what it was, and on JAX `keras.random` cannot be used in it. Defaults to `"greedy"`.
             lengths: Integers of shape `(B,)`: how many ids of each prompt are real. Defaults to `None`, all.
             seed: Integer, 0 or more, or one a prompt. The same seed gives the same tokens in every process; with a
                 seed a prompt, whatever the other prompts are. Defaults to `None`, drawn from Python's random numbers,

@@ -90,7 +90,8 @@ def to_seeds(seed, num_prompts, copies):
     if seed is None:
         # Python's generator, because `keras.utils.set_random_seed` seeds it and it costs nothing.
         seed = random.randrange(2**32)
-    seeds = seed if isinstance(seed, (int, float, str)) else _to_array(seed).tolist()
+    # No array is made of a list: NumPy has no integers for long seeds.
+    seeds = _to_array(seed).tolist() if hasattr(seed, "dtype") else list(seed) if isinstance(seed, tuple) else seed
     shared = not isinstance(seeds, list)
     if not shared and len(seeds) != num_prompts:
         raise ValueError(f"`seed` must be one integer, or one a prompt: {num_prompts}. Received: {len(seeds)}")
@@ -121,13 +122,18 @@ def _split(token_ids):
 def _to_array(values):
     if keras.ops.is_tensor(values):
         values = keras.ops.convert_to_numpy(values)
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"Sequences of ids must be flat. Received: {values!r:.100}") from error
     if array.dtype == bool:
         raise TypeError("Ids, lengths and seeds must be integers. Received: booleans")
     return array.astype("int32") if array.size == 0 else array
 
 
 def _to_32_bits(seed):
-    while seed >= 2**32:
-        seed = (seed & (2**32 - 1)) ^ (seed >> 32) * 0x9E3779B1 % 2**32
-    return seed
+    low, high = seed % 2**32, seed >> 32
+    while high:
+        low = ((low ^ high % 2**32 * 0x9E3779B1) + 0x85EBCA6B) % 2**32
+        high >>= 32
+    return low

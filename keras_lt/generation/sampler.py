@@ -23,8 +23,8 @@ class Sampler(DecodingMethod):
         top_k: Integer. Number of tokens to draw from; 0, or more than there are, for all. Defaults to `0`.
         top_p: Float from 0 to 1. Probability that the tokens to draw from reach together; 1 for all. Defaults to `1.0`.
         min_p: Float from 0 to 1. Least probability, as a share of that of the likeliest token. Defaults to `0.0`.
-        repetition_penalty: Float above 0. What the logits of tokens that were there are divided by, where they are
-            above 0, or multiplied with, where they are below. Defaults to `1.0`, no penalty.
+        repetition_penalty: Float from 1e-6 to 1e6. What the logits of tokens that were there are divided by, where
+            they are above 0, or multiplied with, where they are below. Defaults to `1.0`, no penalty.
 
     Example:
 
@@ -50,11 +50,10 @@ class Sampler(DecodingMethod):
         check_number("top_k", top_k, 0, whole=True)
         check_number("top_p", top_p, 0, 1)
         check_number("min_p", min_p, 0, 1)
-        check_number("repetition_penalty", repetition_penalty, 0)
-        if repetition_penalty == 0:
-            raise ValueError(
-                "`repetition_penalty` must be a number above 0; 1 is no penalty. Received: repetition_penalty=0"
-            )
+        check_number("repetition_penalty", repetition_penalty, 1e-6, 1e6)
+
+    def loop_key(self):
+        return Sampler if type(self) is Sampler else super().loop_key()
 
     def settings(self):
         return {

@@ -1,3 +1,4 @@
+import functools
 import os
 import tempfile
 
@@ -24,7 +25,8 @@ def export_saved_model(model_or_generator, path):
 
     Temperature 0 is greedy; top_k 0 and top_p 1 are off. Texts, ids and scores are those of `generate` and `score` in
     Python, a seed standing for all rows. A prompt that is empty, is no UTF-8 or holds a character that the vocabulary
-    lacks, an id or a setting out of range: an InvalidArgument says what came.
+    lacks, an id to continue or a setting out of range: an InvalidArgument says what came. `serving_default` answers ids
+    out of range, and more tokens than the model looks at, with NaN.
 
     On JAX, Keras turns the model's call into TensorFlow, and there is `serving_default` only.
 
@@ -77,11 +79,21 @@ def _write(model, tokenizer, path):
     def logits(token_ids):
         return signatures.logits(model, token_ids)
 
-    def generate_ids(token_ids, prompt_lengths, *settings):
+    def continue_ids(token_ids, prompt_lengths, *settings):
         return signatures.generate_ids(model, token_ids, prompt_lengths, signatures.by_name(settings))
 
+    @functools.cache
+    def traced():
+        # Once for both signatures that need it: it is most of the work of an export.
+        with tf.init_scope():
+            function = tf.function(continue_ids, input_signature=[token_ids, lengths, *settings], autograph=False)
+            return function.get_concrete_function()
+
+    def generate_ids(*inputs):
+        return traced()(*inputs)
+
     def generate(prompts, *settings):
-        return signatures.generate_texts(model, tokenizer, prompts, signatures.by_name(settings))
+        return signatures.generate_texts(traced(), tokenizer, prompts, signatures.by_name(settings))
 
     def score(texts):
         return signatures.score_texts(model, tokenizer, texts)
@@ -102,7 +114,7 @@ def _write(model, tokenizer, path):
 
 
 def _to_next_version(unfinished, path):
-    version = 1 + max((int(name) for name in os.listdir(path) if name.isdigit()), default=0)
+    version = 1 + max((int(name) for name in os.listdir(path) if name.isdecimal()), default=0)
     while True:
         target = os.path.join(path, str(version))
         try:

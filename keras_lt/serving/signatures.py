@@ -25,7 +25,11 @@ def generate_ids(model, token_ids, prompt_lengths, settings):
     import tensorflow as tf
 
     check_settings(settings)
+    # What follows may run before the check, and must not fail with a message of its own.
+    settings = {**settings, "max_new_tokens": tf.maximum(settings["max_new_tokens"], 0)}
     length = tf.shape(token_ids)[1]
+    sizes = [tf.shape(token_ids)[0], tf.shape(prompt_lengths)[0]]
+    check(tf.equal(*sizes), "prompt_lengths must have a number for each row of token_ids. Received:", sizes)
     inside = tf.logical_and(prompt_lengths >= 1, prompt_lengths <= length)
     check(inside, "Prompts must hold a token or more, and prompt_lengths be at most T. Received:", prompt_lengths)
     real = tf.sequence_mask(prompt_lengths, length)
@@ -59,14 +63,18 @@ def generate_ids(model, token_ids, prompt_lengths, settings):
     return {"token_ids": state["token_ids"][:, : length + settings["max_new_tokens"]], "lengths": state["lengths"]}
 
 
-def generate_texts(model, tokenizer, prompts, settings):
-    """Continue texts: the texts with what is new, strings `(B,)`."""
+def generate_texts(ids_of, tokenizer, prompts, settings):
+    """Continue texts: the texts with what is new, strings `(B,)`; `ids_of` is `generate_ids`, traced before."""
     import tensorflow as tf
 
     ragged = tokenizer.encode(prompts)
     lengths = tf.cast(ragged.row_lengths(), tf.int32)
-    check(lengths >= 1, "Prompts must not be empty. Received: prompts of lengths", lengths)
-    results = generate_ids(model, ragged.to_tensor(shape=(None, None)), lengths, settings)
+    # Before the check of the lengths there, which says it in terms of ids.
+    with tf.control_dependencies(
+        [check(lengths >= 1, "Prompts must not be empty. Received: prompts of lengths", lengths)]
+    ):
+        lengths = tf.identity(lengths)
+    results = ids_of(ragged.to_tensor(shape=(None, None)), lengths, *settings.values())
     places = tf.range(tf.shape(results["token_ids"])[1])
     new = tf.logical_and(places >= lengths[:, None], places < results["lengths"][:, None])
     return {"texts": tf.strings.join([prompts, tokenizer.decode(tf.ragged.boolean_mask(results["token_ids"], new))])}
@@ -134,7 +142,7 @@ def check(good, message, values):
     """An InvalidArgument with the message and the values unless all is good."""
     import tensorflow as tf
 
-    tf.debugging.Assert(tf.reduce_all(good), [message, values], summarize=20)
+    return tf.debugging.Assert(tf.reduce_all(good), [message, values], summarize=20)
 
 
 def settings_signature():

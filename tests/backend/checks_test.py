@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_lt.backend import check_ids, check_positive, check_positive_integer, check_rate, is_concrete
+from keras_lt.backend import check_ids, check_number, check_positive, check_positive_integer, check_rate, is_concrete
 from testing import BACKEND, MODES, run
 
 
@@ -125,3 +125,15 @@ def test_positive():
     for value in (0, -1.0, float("inf"), float("nan"), "1", None, True):
         with pytest.raises(ValueError, match=r"`x` must be a number above 0"):
             check_positive("x", value)
+
+
+def test_numbers():
+    for value in (0, 3, 0.5, np.float32(0.5), np.int64(2)):
+        check_number("x", value, 0, 3)
+    check_number("x", 2**70, 0, whole=True)
+    for value in (-1e-9, 3.1, float("inf"), float("nan"), "1", None, True, 1j):
+        with pytest.raises(ValueError, match=r"`x` must be a number, from 0 to 3\. Received: x="):
+            check_number("x", value, 0, 3)
+    for value in (0.5, 2.0, np.float32(1), -1, float("inf")):
+        with pytest.raises(ValueError, match=r"`x` must be an integer, 0 or more\. Received: x="):
+            check_number("x", value, 0, whole=True)
