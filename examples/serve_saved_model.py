@@ -35,6 +35,8 @@ def generate_with_tensorflow(arguments):
     if not versions:
         raise ValueError(f"{arguments.model} holds no version of a model: run examples/export_saved_model.py")
     loaded = tf.saved_model.load(f"{arguments.model}/{max(versions)}")
+    if "generate" not in loaded.signatures:
+        raise ValueError("The model takes no text: export it on TensorFlow, with a tokenizer of characters or bytes")
     settings = {name: getattr(arguments, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}
     settings = {name: tf.constant(value) for name, value in settings.items()}
     try:
