@@ -4,6 +4,7 @@ from keras import activations, initializers, layers, ops
 from keras_lt.backend import check_positive_integer, check_rate
 from keras_lt.layers.composite_layer import CompositeLayer
 from keras_lt.layers.initialization import projection_initializer, spawn_initializer
+from keras_lt.ops.activations import gelu
 
 
 @keras.saving.register_keras_serializable(package="keras_lt")
@@ -77,13 +78,17 @@ class FeedForward(CompositeLayer):
         x = self.intermediate(inputs)  # (B, T, F), twice that if gated
         if self.gated:
             gate, x = ops.split(x, 2, axis=-1)
-            x = self.activation(gate) * x
+            x = self._activate(gate) * x
         else:
-            x = self.activation(x)
+            x = self._activate(x)
         return self.dropout_layer(self.output_projection(x), training=training)
 
     def compute_output_shape(self, input_shape):
         return tuple(input_shape)
+
+    def _activate(self, x):
+        # Keras's own is computed on TensorFlow by an operation that ONNX lacks.
+        return gelu(x) if self.activation is activations.gelu else self.activation(x)
 
     def _build_dense(self, name, input_dim, parts, number):
         dense = layers.Dense(

@@ -1,6 +1,6 @@
 """The equations of the sources as pure functions on `keras.ops`."""
 
-from keras_lt.ops.activations import gelu_tanh
+from keras_lt.ops.activations import gelu, gelu_tanh
 from keras_lt.ops.attention import attend, attention_weights, dot_product_attention
 from keras_lt.ops.cache import update_cache
 from keras_lt.ops.cross_entropy import cross_entropy

@@ -15,6 +15,7 @@ FORMS = {
     "default": {},
     "named_tensor": {name: value for name, value in presets.NAMED_TENSOR.items() if type(value) is not int},
     "rotary": {"position": "rotary", "window_size": 5, "num_key_value_heads": 1, "gated": True, "mask_zero": True},
+    "gelu": {"activation": "gelu"},
 }
 
 
