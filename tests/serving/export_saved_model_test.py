@@ -487,7 +487,6 @@ FORMS = {
         {"position": "rotary", "window_size": 3, "num_heads": 4, "num_key_value_heads": 2, "head_dim": 4},
         1e-5,
     ),
-    "unlimited": (ROTARY, 1e-5),
     "bfloat16": ({**ROTARY, "dtype": "mixed_bfloat16"}, 0.1),
     "float16": ({**ROTARY, "dtype": "mixed_float16"}, 0.01),
     "int8": (ROTARY, 1e-3),
@@ -543,7 +542,7 @@ def check_greedy(model, rows, lengths, tolerance=1e-5):
 
 @needs_tensorflow
 def test_a_layer_of_another_model(forms):
-    served = forms("unlimited")
+    served = forms("rolling")
     layer = keras.layers.TFSMLayer(served.path, call_endpoint="serving_default")
     inputs = keras.Input((None,), dtype="int32")
     model = keras.Model(inputs, 2.0 * layer(inputs)["logits"])
