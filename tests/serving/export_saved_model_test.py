@@ -477,7 +477,6 @@ def test_weights_that_are_nan(characters, in_python):
 
 
 ROTARY = {"max_sequence_length": None, "position": "rotary", "head_dim": 4}
-GROUPED = {"num_heads": 4, "num_key_value_heads": 2}
 PAIRS = BytePairTokenizer([(97, 98)])
 # Half precision: about ten roundings of 2**-8 or 2**-11 of logits up to 4, which a graph may leave out where it joins
 # operations. Rows of int8 are rounded at borders that float32's own rounding moves.
