@@ -13,7 +13,11 @@ import sys
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", default="served/little", help="directory of the versions (default: served/little, the newest)")
+    add(
+        "--model",
+        default="served/little",
+        help="directory of a version, or of versions, then the newest (default: served/little)",
+    )
     add("--prompt", action="append", help="text to continue; may be given several times (default: a line break)")
     add("--max-new-tokens", type=int, default=200, help="(default: 200)")
     add("--temperature", type=float, default=0.8, help="0 takes the likeliest token each time (default: 0.8)")
@@ -31,10 +35,11 @@ def parse_arguments():
 def generate_with_tensorflow(arguments):
     import tensorflow as tf
 
-    versions = [int(path.name) for path in pathlib.Path(arguments.model).iterdir() if path.name.isdigit()]
-    if not versions:
-        raise ValueError(f"{arguments.model} holds no version of a model: run examples/export_saved_model.py")
-    loaded = tf.saved_model.load(f"{arguments.model}/{max(versions)}")
+    folder = pathlib.Path(arguments.model)
+    versions = [path for path in folder.glob("*/") if path.name.isdigit()]
+    if not versions and not (folder / "saved_model.pb").exists():
+        raise ValueError(f"{folder} holds no exported model and no versions of one: run examples/export_saved_model.py")
+    loaded = tf.saved_model.load(str(max(versions, key=lambda path: int(path.name), default=folder)))
     if "generate" not in loaded.signatures:
         raise ValueError("The model takes no text: export it on TensorFlow, with a tokenizer of characters or bytes")
     settings = {name: getattr(arguments, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}
@@ -42,10 +47,12 @@ def generate_with_tensorflow(arguments):
     try:
         answer = loaded.signatures["generate"](prompts=tf.constant(arguments.prompt), **settings)
     except tf.errors.InvalidArgumentError as error:
-        raise ValueError(error.message) from None
+        # Of TensorFlow's lines, the one that says what is wrong with the prompts.
+        raise ValueError(next(line for line in error.message.splitlines() if "assertion failed" in line)) from None
     scores = loaded.signatures["score"](texts=answer["texts"])
     for text, score, count in zip(answer["texts"], scores["log_likelihood"], scores["token_counts"], strict=True):
-        print(f"{text.numpy().decode()}\n\n--- {-float(score) / max(1, int(count)):.3f} nats a token\n")
+        loss = -float(score) / max(1, int(count))
+        print(f"{text.numpy().decode()}\n\n--- minus the mean log-likelihood of a token: {loss:.3f} nats\n")
 
 
 def generate_with_onnx(arguments):
@@ -53,10 +60,16 @@ def generate_with_onnx(arguments):
     import numpy as np
     import onnxruntime
 
+    for path in (arguments.onnx, arguments.tokenizer):
+        if not pathlib.Path(path).is_file():
+            raise ValueError(f"There is no file {path}")
     vocabulary = json.loads(pathlib.Path(arguments.tokenizer).read_text(encoding="utf-8"))["config"]["vocabulary"]
     session = onnxruntime.InferenceSession(arguments.onnx)
     generator = np.random.default_rng(arguments.seed)
     for prompt in arguments.prompt:
+        unknown = sorted(set(prompt) - set(vocabulary))
+        if unknown or not prompt:
+            raise ValueError(f"A prompt must hold a character, and those of the vocabulary only: {prompt!r}, {unknown}")
         ids = [vocabulary.index(character) for character in prompt]
         for _ in range(arguments.max_new_tokens):
             (logits,) = session.run(None, {"token_ids": np.array([ids[-arguments.context :]], "int32")})
@@ -65,7 +78,7 @@ def generate_with_onnx(arguments):
                 continue
             weights = np.exp((logits[0, -1] - logits[0, -1].max()) / arguments.temperature, dtype="float64")
             ids.append(int(generator.choice(len(vocabulary), p=weights / weights.sum())))
-        print("".join(vocabulary[token_id] for token_id in ids))
+        print("".join(vocabulary[token_id] for token_id in ids), end="\n\n---\n\n")
 
 
 if __name__ == "__main__":

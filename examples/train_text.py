@@ -69,7 +69,10 @@ def main(arguments):
     if settings_file.exists() and (folder / "text_generator.json").exists() and not arguments.restart:
         saved = json.loads(settings_file.read_text())
         if changed := [f"{key}={saved.get(key)}" for key in settings if saved.get(key) != settings[key]]:
-            sys.exit(f"{folder} holds a run with {', '.join(changed)}. Choose another --output, or --restart.")
+            changes = ", ".join(changed)
+            sys.exit(
+                f"{folder} holds a run with {changes}. Choose another --output, --restart, or train on as in README."
+            )
         generator = keras_lt.TextGenerator.load(folder)
     else:
         generator = keras_lt.TextGenerator(make_model(arguments, tokenizer.vocabulary_size), tokenizer)

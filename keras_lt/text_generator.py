@@ -217,7 +217,9 @@ class TextGenerator:
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> Self:
-        """Reads what `save` wrote.
+        """Reads what `save` wrote, the optimizer with its state and its learning rate schedule included.
+
+        To train on beyond the end of a schedule, `compile` the model anew.
 
         Args:
             directory: Path.

@@ -45,7 +45,7 @@ def export_saved_model(model_or_generator, path):
     Example:
 
     ```python
-    keras_lt.serving.export_saved_model(keras_lt.TextGenerator.load("runs/little"), "served")
+    keras_lt.serving.export_saved_model(keras_lt.TextGenerator.load("runs/little"), "served/little")
     ```
     """
     is_generator = isinstance(model_or_generator, TextGenerator)
