@@ -15,3 +15,9 @@ os.environ["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {os.environ.get('
 spec = importlib.util.spec_from_file_location("testing", pathlib.Path(__file__).with_name("testing.py"))
 sys.modules["testing"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["testing"])
+
+
+def pytest_configure(config):
+    # pytest-xdist would begin with the files of many tests and end with one process alone on a file of few, long ones.
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
