@@ -60,7 +60,7 @@ class BeamSearch(DecodingMethod):
         failed = ops.any(ops.isnan(log_probs), axis=-1)
         # A row that does not go on has one continuation, itself, in the place of token 0.
         itself = ops.where(ops.arange(size, dtype="int32") == 0, np.float32(0), np.float32(-np.inf))
-        log_probs = ops.where(ops.logical_and(active, ~failed)[:, None], log_probs, itself)
+        log_probs = ops.where(ops.logical_and(active, ops.logical_not(failed))[:, None], log_probs, itself)
         scores = state["scores"][:, None] + log_probs  # (B, V)
         counts = state["counts"] + ops.cast(active, "int32")
         penalty = ops.cast(ops.maximum(counts, 1), "float32") ** inputs["settings"]["length_penalty"]
@@ -70,10 +70,8 @@ class BeamSearch(DecodingMethod):
         places = ops.reshape(ops.cast(places, "int32") + first_rows * size, (-1,))
         parents = places // size
         ids = ops.where(ops.take(failed, parents, axis=0), -1, places % size)
-        return ids, parents, {
-            "scores": ops.take(ops.reshape(scores, (-1,)), places, axis=0),
-            "counts": ops.take(counts, parents, axis=0),
-        }  # fmt: skip
+        scores = ops.take(ops.reshape(scores, (-1,)), places, axis=0)
+        return ids, parents, {"scores": scores, "counts": ops.take(counts, parents, axis=0)}
 
     def get_config(self):
         return {"num_beams": self.num_beams, "length_penalty": self.length_penalty}

@@ -1,4 +1,5 @@
 import functools
+import operator
 import threading
 
 import keras
@@ -46,7 +47,7 @@ class Decoder:
 
     def _compiled(self, key, function):
         variables = self.model.weights
-        known = len(variables) == len(self._variables) and all(map(_is, variables, self._variables))
+        known = len(variables) == len(self._variables) and all(map(operator.is_, variables, self._variables))
         if not known:  # by LoRA or quantization; other values of the same variables are read at every call
             self._variables, self._functions = variables, {}
         # The one used last stands last; the first goes when there are too many, as of a new lambda with each call.
@@ -103,8 +104,8 @@ class Decoder:
             "settings": method.settings(),
         }
         inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
-        key = ("advance", method.loop_key(), num_prompts, width, cache_length, slides, copies, num_log_probs)
-        key = (*key, len(stop_token_ids))
+        shapes = (num_prompts, copies, width, cache_length, len(stop_token_ids), num_log_probs)
+        key = ("advance", method.loop_key(), slides, *shapes)
         go_on = self.compiled(key, functools.partial(_advance, self.model, method, limit if slides else None))
         return Decoding(go_on, state, inputs, np.repeat(lengths, copies), max_new_tokens, len(prompts) * copies)
 
@@ -210,7 +211,3 @@ def _advance(model, method, limit, state, inputs):
 
 def _extend(values, length):
     return np.concatenate([values, np.zeros(length - len(values), "int32")])
-
-
-def _is(one, other):
-    return one is other

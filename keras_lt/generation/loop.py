@@ -70,13 +70,18 @@ def advance(model, method, state, inputs, limit=None):
     def sliding_step(state):
         places = ops.maximum(state["lengths"][:, None] - limit + ops.arange(limit, dtype="int32"), 0)
         window = ops.take_along_axis(state["token_ids"], places, axis=1)
-        # In two calls: only the last token needs its logits, and what nobody reads is not computed.
-        fresh = prefill(model, window[:, :-1], ops.full_like(state["lengths"], limit), limit)
-        logits, _ = model.call_with_cache(window[:, -1:], fresh, limit - 1)
-        return append(method, state, inputs, is_active(state), logits[:, 0])
+        return append(method, state, inputs, is_active(state), logits_after(model, window))
 
     state = ops.while_loop(lambda state: ops.any(is_active(state)), sliding_step, state)
     return {**state, "cache": cache}
+
+
+def logits_after(model, window):
+    """The logits after a window of as many tokens as the model can look at, `(B, T)`: a tensor of shape `(B, V)`."""
+    limit = window.shape[1]
+    # In two calls: only the last token needs its logits, and what nobody reads is not computed.
+    cache = prefill(model, window[:, :-1], ops.full_like(window[:, 0], limit), limit)
+    return model.call_with_cache(window[:, -1:], cache, limit - 1)[0][:, 0]
 
 
 def append(method, state, inputs, active, logits):

@@ -34,6 +34,7 @@ def score(decoder, rows, mask_of):
         counted = real[:-1] & real[1:]
         counts[number] = counted.sum()
         pieces += [(number, *piece) for piece in _pieces(row, counted, limit)]
+    function = decoder.compiled("score", functools.partial(_score_chunk, decoder.model))
     # Pieces of one length go together, so that what a sequence gets does not hang on its company.
     by_length = {}
     for number, ids, counted in pieces:
@@ -42,7 +43,7 @@ def score(decoder, rows, mask_of):
         size = min(_ROWS, max(1, _LOGITS // (decoder.model.vocabulary_size * min(length, _CHUNK))))
         for start in range(0, len(group), size):
             batch = group[start : start + size]
-            for (number, _, _), value in zip(batch, _sum(decoder, batch, length), strict=False):
+            for (number, _, _), value in zip(batch, _sum(decoder.model, function, batch, length), strict=False):
                 sums[number] += value
     return {"log_likelihood": sums.astype("float32"), "token_counts": counts}
 
@@ -57,18 +58,17 @@ def _pieces(row, counted, limit):
             yield row[place - limit : place + 1], last
 
 
-def _sum(decoder, batch, length):
+def _sum(model, function, batch, length):
     num_rows = row_bucket(len(batch))
     ids = pad([ids for _, ids, _ in batch], num_rows, length + 1)
     counted = pad([counted for _, _, counted in batch], num_rows, length).astype("bool")
     lengths = np.array([len(ids) - 1 for _, ids, _ in batch] + [0] * (num_rows - len(batch)), "int32")
-    limit = decoder.model.decoding_limit
+    limit = model.decoding_limit
     room = length if limit is None else min(length, limit)
-    cache, total = decoder.model.build_cache(num_rows, room), 0.0
+    cache, total = model.build_cache(num_rows, room), 0.0
     for start in range(0, room, _CHUNK):
         part = slice(start, min(start + _CHUNK, room))
         arrays = (ids[:, part], ids[:, 1:][:, part], counted[:, part], np.int32(start), lengths - np.int32(start))
-        function = decoder.compiled("score", functools.partial(_score_chunk, decoder.model))
         losses, cache = function(*map(ops.convert_to_tensor, arrays), cache)
         total = total + np.asarray(ops.convert_to_numpy(losses), "float64")
     return -total

@@ -103,9 +103,8 @@ def log_likelihood(model, token_ids, lengths, counted):
     import tensorflow as tf
 
     limit, last = model.decoding_limit, tf.shape(token_ids)[1] - 1
-    num_rows = tf.shape(token_ids)[0]
     width = last if limit is None else tf.minimum(last, limit)
-    cache = model.build_cache(num_rows, width)
+    cache = model.build_cache(tf.shape(token_ids)[0], width)
     first, _ = model.call_with_cache(token_ids[:, :width], cache, 0, lengths=tf.minimum(lengths, width))
     losses = cross_entropy(first, token_ids[:, 1 : width + 1])
     total = tf.reduce_sum(tf.where(counted[:, :width], -losses, 0.0), axis=1)
@@ -114,10 +113,8 @@ def log_likelihood(model, token_ids, lengths, counted):
 
     def add(place, total):
         window = token_ids[:, place + 1 - limit : place + 1]
-        window = tf.ensure_shape(window, (None, limit))
-        cache = loop.prefill(model, window[:, :-1], tf.fill([num_rows], limit), limit)
-        after, _ = model.call_with_cache(window[:, -1:], cache, limit - 1)
-        losses = cross_entropy(after[:, 0], token_ids[:, place + 1])
+        after = loop.logits_after(model, tf.ensure_shape(window, (None, limit)))
+        losses = cross_entropy(after, token_ids[:, place + 1])
         return place + 1, total + tf.where(counted[:, place], -losses, 0.0)
 
     return ops.while_loop(lambda place, _: place < last, add, (width, total))[1]
