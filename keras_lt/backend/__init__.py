@@ -5,6 +5,7 @@ from keras_lt.backend.checks import (
     check_number,
     check_positive,
     check_positive_integer,
+    check_positive_integers,
     check_rate,
     is_concrete,
 )

@@ -82,6 +82,30 @@ def check_positive_integer(name, value, optional=False):
         )
 
 
+def check_positive_integers(name, value, length=None):
+    """Raise a `ValueError` unless a value is a sequence of whole numbers above 0.
+
+    Args:
+        name: String. What the error calls the value.
+        value: The value.
+        length: Integer. How many numbers it has to be. Defaults to `None`, one or more.
+
+    Raises:
+        ValueError: If the value is something else.
+
+    Returns:
+        The numbers, a tuple of integers.
+    """
+    numbers_found = tuple(value) if isinstance(value, (list, tuple)) else ()
+    good = all(
+        isinstance(item, (int, np.integer)) and not isinstance(item, bool) and item > 0 for item in numbers_found
+    )
+    if not good or len(numbers_found) != (length or max(1, len(numbers_found))):
+        expected = f"{length} positive integers" if length else "a tuple of one or more positive integers"
+        raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}")
+    return tuple(int(item) for item in numbers_found)
+
+
 def check_rate(name, value):
     """Raise a `ValueError` unless a value is a dropout rate: at least 0 and less than 1.
 

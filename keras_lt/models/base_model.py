@@ -1,0 +1,79 @@
+import keras
+
+from keras_lt.layers.composite_layer import QuantizableMixin
+from keras_lt.optimizers import SmoothedRMS
+
+
+class BaseModel(QuantizableMixin, keras.Model):
+    """Base of all models: what `compile()` means by default, and which formats they are written in."""
+
+    def compile(
+        self,
+        optimizer="auto",
+        loss="auto",
+        loss_weights=None,
+        metrics=None,
+        weighted_metrics=None,
+        run_eagerly=False,
+        steps_per_execution="auto",
+        jit_compile="auto",
+        auto_scale_loss=True,
+    ):
+        """Configure the model for training; see `keras.Model.compile`.
+
+        Args:
+            optimizer: Optimizer. Defaults to `"auto"`, that is `SmoothedRMS()`, the sources' update.
+            loss: Loss. Defaults to `"auto"`, the cross-entropy that fits what comes out: for a language
+                model `TokenCrossentropy()`, the mean over the real tokens.
+            loss_weights: As in Keras.
+            metrics: As in Keras.
+            weighted_metrics: As in Keras; `"auto"` is what fits the model: `[Perplexity()]` for a language model.
+            run_eagerly: As in Keras.
+            steps_per_execution: Number of batches a compiled call runs. Defaults to `"auto"`, that is 1.
+            jit_compile: Whether XLA compiles the steps. Defaults to `"auto"`: for a language model on TensorFlow yes,
+                unless a strategy has several replicas; else Keras decides.
+            auto_scale_loss: As in Keras.
+        """
+        self._jit_compile_asked = jit_compile
+        super().compile(
+            optimizer=SmoothedRMS() if optimizer == "auto" else optimizer,
+            loss=self._auto_loss() if loss == "auto" else loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            weighted_metrics=self._auto_metrics() if weighted_metrics == "auto" else weighted_metrics,
+            run_eagerly=run_eagerly,
+            steps_per_execution=1 if steps_per_execution == "auto" else steps_per_execution,
+            jit_compile=self._auto_jit_compile() if jit_compile == "auto" and not run_eagerly else jit_compile,
+            auto_scale_loss=auto_scale_loss,
+        )
+        # Not in the first step: should that fail, TensorFlow would let no later one make the optimizer's variables.
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def get_compile_config(self):
+        config = super().get_compile_config()
+        # What "auto" meant on this machine need not be right on the one that loads the model.
+        return {**config, "jit_compile": self._jit_compile_asked} if config else config
+
+    def compile_from_config(self, config):
+        self.compile(**keras.saving.deserialize_keras_object(config))
+
+    def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
+        self._check_format(format)
+        super().export(filepath, format=format, verbose=verbose, input_signature=input_signature, **kwargs)
+
+    def _auto_jit_compile(self):
+        return "auto"
+
+    def _check_format(self, format):
+        quantized = any(layer.quantization_mode for _, layer in self._inner_layers())
+        if format != "tf_saved_model" and self.compute_dtype != "float32":
+            raise ValueError(
+                f'`format="{format}"` is for float32. Received: a model whose compute dtype is {self.compute_dtype}. '
+                "Make one of the same configuration with dtype float32 and give it these weights"
+            )
+        if format in ("openvino", "litert") and quantized:
+            raise ValueError(
+                f'`format="{format}"` does not carry quantized layers right. Received: a quantized model. Export it '
+                "before `quantize`, and quantize with the tools of that format"
+            )

@@ -1,0 +1,149 @@
+import keras
+from keras import activations, layers, ops
+
+from keras_lt.backend import check_positive_integer
+from keras_lt.models.base_model import BaseModel
+from keras_lt.ops import scale_pixels, to_channels_last
+
+ACTIVATIONS = ("softmax", None)
+DATA_FORMATS = ("channels_last", "channels_first")
+
+
+class ImageClassifier(BaseModel):
+    """Base of the models that turn images into classes: pixels, data formats, the classifier, its loss and export.
+
+    A model says what its features are: `_build_features(shape)` gives their shape, `_features(images, training)` them,
+    both with the channels last, whatever the data format outside.
+    """
+
+    # Whether images of any height and width pass, also after the first.
+    any_size = False
+
+    def __init__(self, num_classes, data_format, classifier_activation, image_shape, **kwargs):
+        super().__init__(**kwargs)
+        self.num_classes = num_classes
+        self.data_format = keras.config.image_data_format() if data_format is None else data_format
+        self.classifier_activation = classifier_activation
+        self.image_shape = None if image_shape is None else tuple(image_shape)
+        check_positive_integer("num_classes", num_classes)
+        if self.data_format not in DATA_FORMATS:
+            raise ValueError(f"`data_format` must be one of {DATA_FORMATS}. Received: data_format={data_format!r}")
+        if classifier_activation not in ACTIVATIONS:
+            raise ValueError(
+                f"`classifier_activation` must be one of {ACTIVATIONS}. "
+                f"Received: classifier_activation={classifier_activation!r}"
+            )
+
+    def build(self, input_shape):
+        if self.built:
+            return
+        height, width, channels = self._check_shape(input_shape)
+        channels_axis = 1 if self.data_format == "channels_first" else 3
+        axes = {channels_axis: channels} if self.any_size else dict(enumerate(input_shape[1:], 1))
+        features_shape = self._build_features((None, height, width, channels))
+        self.classifier = layers.Dense(self.num_classes, dtype=self.dtype_policy, name="classifier")
+        self.classifier.build(features_shape)
+        self.input_spec = layers.InputSpec(ndim=4, axes=axes)
+        self.finish_build()
+
+    def call(self, inputs, return_features=False, training=None):
+        x = to_channels_last(scale_pixels(inputs, self.compute_dtype), self.data_format)
+        x = self._features(x, training)
+        if return_features:
+            return x
+        x = self.classifier(x)  # (B, num_classes)
+        if self._is_half():
+            x = ops.cast(x, "float32")
+        return activations.softmax(x) if self.classifier_activation else x
+
+    def compute_output_shape(self, input_shape):
+        return (input_shape[0], self.num_classes)
+
+    def compute_output_spec(self, inputs, return_features=False, training=None):
+        if return_features:
+            return keras.KerasTensor((inputs.shape[0], self.classifier.kernel.shape[0]), dtype=self.compute_dtype)
+        dtype = "float32" if self._is_half() else self.compute_dtype
+        return keras.KerasTensor((inputs.shape[0], self.num_classes), dtype=dtype)
+
+    def compile(self, optimizer="auto", loss="auto", loss_weights=None, metrics="auto", **kwargs):
+        """Configure the model for training; see `keras.Model.compile`.
+
+        Args:
+            optimizer: Optimizer. Defaults to `"auto"`, that is `SmoothedRMS()`, the sources' update.
+            loss: Loss. Defaults to `"auto"`, the cross-entropy of class ids that fits `classifier_activation`.
+            loss_weights: As in Keras.
+            metrics: As in Keras. Defaults to `"auto"`, that is `["accuracy"]`.
+            **kwargs: As in Keras. `jit_compile="auto"` is Keras's own choice: on TensorFlow, XLA on a GPU and none on a
+                CPU, where it makes convolutions slower.
+        """
+        super().compile(
+            optimizer, loss, loss_weights=loss_weights, metrics=["accuracy"] if metrics == "auto" else metrics, **kwargs
+        )
+
+    def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
+        """Write the model for inference; see `keras.Model.export`.
+
+        Args:
+            filepath: As in Keras.
+            format: As in Keras.
+            verbose: As in Keras.
+            input_signature: As in Keras. Defaults to `None`, that is `images`, float32 of any batch in the model's own
+                data format.
+            **kwargs: As in Keras.
+
+        Raises:
+            ValueError: If the model is not built, or does not come out right in that format: half precision is for
+                `"tf_saved_model"`, quantized layers for that and `"onnx"`.
+        """
+        if input_signature is None:
+            input_signature = [layers.InputSpec(shape=self.batch_shape, dtype="float32", name="images")]
+        super().export(filepath, format=format, verbose=verbose, input_signature=input_signature, **kwargs)
+
+    @property
+    def batch_shape(self):
+        """Shape of the images that the model takes, in its data format, `None` for what may be any."""
+        if not self.built:
+            raise ValueError("The model has no weights yet. Call it once, `fit` it, or make it with `image_shape`")
+        return (None, *(self.input_spec.axes.get(axis) for axis in (1, 2, 3)))
+
+    def _build_if_shape_is_known(self):
+        """The last line of each model's `__init__`."""
+        if self.image_shape is not None:
+            self.build((None, *self.image_shape))
+
+    def _check_shape(self, input_shape):
+        """Height, width and channels of the images, in that order."""
+        shape = tuple(input_shape)
+        names = "channels, height, width" if self.data_format == "channels_first" else "height, width, channels"
+        if len(shape) != 4:
+            raise ValueError(
+                f"Images must have the shape (batch, {names}) (`data_format` is {self.data_format}). "
+                f"Received: {shape}. Grey images need an axis for their one channel, as `images[..., None]` gives it"
+            )
+        if self.data_format == "channels_first":
+            shape = (shape[0], *shape[2:], shape[1])
+        known = shape[3:] if self.any_size else shape[1:]
+        if None in known or min(known) < 1:
+            raise ValueError(f"Images must have known sizes above 0, ({names}). Received: {tuple(input_shape)}")
+        return shape[1:]
+
+    def _is_half(self):
+        return self.compute_dtype in ("float16", "bfloat16")
+
+    def _auto_loss(self):
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=self.classifier_activation is None)
+
+    def _auto_metrics(self):
+        return ["accuracy"]
+
+    def get_config(self):
+        config = super().get_config()
+        config.update(
+            {
+                "num_classes": self.num_classes,
+                "data_format": self.data_format,
+                "classifier_activation": self.classifier_activation,
+                "image_shape": self.image_shape,
+            }
+        )
+        return config
