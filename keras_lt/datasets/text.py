@@ -1,13 +1,10 @@
-import hashlib
 import os
-import socket
 
-import keras
+from keras_lt.datasets.lookup import find_file
 
 _SHAKESPEARE_NAME = "tinyshakespeare.txt"
 _SHAKESPEARE_ORIGIN = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 _SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-_CONNECTION_SECONDS = 15.0
 
 
 def tiny_shakespeare(path: str | os.PathLike | None = None) -> str:
@@ -36,22 +33,22 @@ def tiny_shakespeare(path: str | os.PathLike | None = None) -> str:
     text[:14]  # 'First Citizen:'
     ```
     """
-    if path is not None:
-        return _decode(path, _read(path))
-    folder = os.environ.get("KERAS_LT_DATA")
-    if folder and os.path.isfile(os.path.join(folder, _SHAKESPEARE_NAME)):
-        path = os.path.join(folder, _SHAKESPEARE_NAME)
-        content = _read(path)
-        found = hashlib.sha256(content).hexdigest()
-        if found != _SHAKESPEARE_SHA256:
-            raise ValueError(
-                f"{path}, found through KERAS_LT_DATA, must be tiny Shakespeare, of SHA-256 {_SHAKESPEARE_SHA256}. "
-                f"Received: SHA-256 {found}. Replace the file, or give it as `path=` to read it all the same."
-            )
-    else:
-        path = _cached_or_downloaded(folder)
-        content = _read(path)
-    return _decode(path, content)
+    if path is None:
+        path = find_file(
+            "tiny Shakespeare",
+            _SHAKESPEARE_NAME,
+            _SHAKESPEARE_ORIGIN,
+            _SHAKESPEARE_SHA256,
+            "use the text that comes with Python, keras_lt.datasets.python_topics()",
+        )
+    with open(path, "rb") as file:
+        content = file.read()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{os.fspath(path)} must be a text in UTF-8. Received: byte {content[error.start]:#04x} at {error.start}"
+        ) from None
 
 
 def python_topics() -> str:
@@ -72,34 +69,3 @@ def python_topics() -> str:
     from pydoc_data import topics
 
     return "\n\n".join(topics.topics[name].strip("\n") for name in sorted(topics.topics)) + "\n"
-
-
-def _read(path: str | os.PathLike) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def _decode(path: str | os.PathLike, content: bytes) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{os.fspath(path)} must be a text in UTF-8. Received: byte {content[error.start]:#04x} at {error.start}"
-        ) from None
-
-
-def _cached_or_downloaded(folder: str | None) -> str:
-    timeout = socket.getdefaulttimeout()
-    # Keras gives its download no time limit, and a firewall that only swallows packets would hold it for minutes.
-    socket.setdefaulttimeout(_CONNECTION_SECONDS)
-    try:
-        return keras.utils.get_file(_SHAKESPEARE_NAME, _SHAKESPEARE_ORIGIN, file_hash=_SHAKESPEARE_SHA256)
-    except Exception as error:  # of no class of its own: Keras raises a bare Exception
-        raise FileNotFoundError(
-            f"Tiny Shakespeare is not on this machine and could not be downloaded ({error}). Any of these helps: give "
-            f"the file as `path=`; set the environment variable KERAS_LT_DATA to a folder that holds it as "
-            f"{_SHAKESPEARE_NAME} (now: {folder!r}); go online once, or put the file from {_SHAKESPEARE_ORIGIN} there; "
-            "or use the text that comes with Python, keras_lt.datasets.python_topics()."
-        ) from None
-    finally:
-        socket.setdefaulttimeout(timeout)
