@@ -87,6 +87,8 @@ class ResidualBlock(CompositeLayer):
     def build(self, input_shape):
         channels_axis = 1 if self.data_format == "channels_first" else 3
         channels = input_shape[channels_axis]
+        if channels is None:
+            raise ValueError(f"The channels must have a known size. Received: input_shape={tuple(input_shape)}")
         self.input_spec = layers.InputSpec(ndim=4, axes={channels_axis: channels})
         output_channels = self._output_channels()
         if self.shortcut == "A" and output_channels < channels:

@@ -24,7 +24,8 @@ class ImageClassifier(BaseModel):
         self.num_classes = num_classes
         self.data_format = keras.config.image_data_format() if data_format is None else data_format
         self.classifier_activation = classifier_activation
-        self.image_shape = None if image_shape is None else tuple(image_shape)
+        self.image_shape = self._check_image_shape(image_shape)
+        self.image_size = None  # height, width and channels of the images it is built for
         check_positive_integer("num_classes", num_classes)
         if self.data_format not in DATA_FORMATS:
             raise ValueError(f"`data_format` must be one of {DATA_FORMATS}. Received: data_format={data_format!r}")
@@ -37,14 +38,20 @@ class ImageClassifier(BaseModel):
     def build(self, input_shape):
         if self.built:
             return
-        height, width, channels = self._check_shape(input_shape)
+        self.image_size = self._check_shape(input_shape)
         channels_axis = 1 if self.data_format == "channels_first" else 3
-        axes = {channels_axis: channels} if self.any_size else dict(enumerate(input_shape[1:], 1))
-        features_shape = self._build_features((None, height, width, channels))
+        axes = {channels_axis: self.image_size[2]} if self.any_size else dict(enumerate(input_shape[1:], 1))
+        features_shape = self._build_features((None, *self.image_size))
         self.classifier = layers.Dense(self.num_classes, dtype=self.dtype_policy, name="classifier")
         self.classifier.build(features_shape)
         self.input_spec = layers.InputSpec(ndim=4, axes=axes)
         self.finish_build()
+
+    def __call__(self, inputs, *args, **kwargs):
+        # Keras checks the rank, too, but does not say which axis grey images lack.
+        if hasattr(inputs, "shape"):
+            self._check_rank(inputs.shape)
+        return super().__call__(inputs, *args, **kwargs)
 
     def call(self, inputs, return_features=False, training=None):
         x = to_channels_last(scale_pixels(inputs, self.compute_dtype), self.data_format)
@@ -113,19 +120,37 @@ class ImageClassifier(BaseModel):
 
     def _check_shape(self, input_shape):
         """Height, width and channels of the images, in that order."""
+        self._check_rank(input_shape)
         shape = tuple(input_shape)
-        names = "channels, height, width" if self.data_format == "channels_first" else "height, width, channels"
-        if len(shape) != 4:
-            raise ValueError(
-                f"Images must have the shape (batch, {names}) (`data_format` is {self.data_format}). "
-                f"Received: {shape}. Grey images need an axis for their one channel, as `images[..., None]` gives it"
-            )
         if self.data_format == "channels_first":
             shape = (shape[0], *shape[2:], shape[1])
         known = shape[3:] if self.any_size else shape[1:]
         if None in known or min(known) < 1:
-            raise ValueError(f"Images must have known sizes above 0, ({names}). Received: {tuple(input_shape)}")
+            raise ValueError(
+                f"Images must have known sizes above 0, ({self._axes_names()}). Received: {tuple(input_shape)}"
+            )
         return shape[1:]
+
+    def _check_rank(self, shape):
+        if len(shape) != 4:
+            raise ValueError(
+                f"Images must have the shape (batch, {self._axes_names()}) (`data_format` is {self.data_format}). "
+                f"Received: {tuple(shape)}. Grey images need an axis for their one channel, as `images[..., None]` "
+                "gives it"
+            )
+
+    def _check_image_shape(self, image_shape):
+        if image_shape is None:
+            return None
+        if not isinstance(image_shape, (list, tuple)) or len(image_shape) != 3:
+            raise ValueError(
+                f"`image_shape` must be ({self._axes_names()}), without the batch; grey images have 1 channel. "
+                f"Received: image_shape={image_shape!r}"
+            )
+        return tuple(image_shape)
+
+    def _axes_names(self):
+        return "channels, height, width" if self.data_format == "channels_first" else "height, width, channels"
 
     def _is_half(self):
         return self.compute_dtype in ("float16", "bfloat16")

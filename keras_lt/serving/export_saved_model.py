@@ -1,19 +1,18 @@
-import functools
 import os
 import tempfile
 
 import keras
 
 from keras_lt.generation.generative_mixin import GenerativeMixin
-from keras_lt.serving import signatures
-from keras_lt.serving.graph_tokenizers import graph_tokenizer
+from keras_lt.models.image_classifier import ImageClassifier
+from keras_lt.serving import image_signatures, language_signatures
 from keras_lt.text_generator import TextGenerator
 
 
-def export_saved_model(model_or_generator, path):
+def export_saved_model(model_or_generator, path, class_names=None):
     """Write a SavedModel that runs where neither keras_lt nor Keras is installed.
 
-    Every batch size and length is dynamic. The signatures are:
+    Every batch size and length is dynamic. The signatures of a language model are:
 
     - `serving_default`: `token_ids` int32 `(B, T)` to `logits` float32 `(B, T, V)`;
     - `generate_ids`: `token_ids` int32 `(B, T)`, `prompt_lengths` int32 `(B,)` and the settings, scalars:
@@ -28,18 +27,31 @@ def export_saved_model(model_or_generator, path):
     lacks, an id to continue or a setting out of range: an InvalidArgument says what came. `serving_default` answers ids
     out of range, and more tokens than the model looks at, with NaN.
 
+    The signatures of a model of images are:
+
+    - `serving_default`: `images` float32 in the model's own data format to `probabilities`, or `logits` where it has no
+      `classifier_activation`, float32 `(B, num_classes)`;
+    - where it was built for one or three channels and a known height and width also `classify`: `images` string `(B,)`,
+      each an encoded PNG, JPEG, GIF (of which the first frame counts) or BMP, to `labels` string `(B,)` and
+      `probabilities` float32 `(B, num_classes)`. The files are decoded, made grey for a model of one channel, resized
+      bilinearly (which averages where it shrinks) and scaled to 0 to 1. What is no such file is an InvalidArgument.
+
     On JAX, Keras turns the model's call into TensorFlow, and there is `serving_default` only.
 
     Args:
-        model_or_generator: `keras_lt.TextGenerator`, or a language model such as `keras_lt.models.LittleTransformer`.
+        model_or_generator: `keras_lt.TextGenerator`, a language model such as `keras_lt.models.LittleTransformer`, or a
+            model of images such as `keras_lt.models.LeNet`.
         path: Directory of the versions, as TensorFlow Serving reads it. It is made if it is not there. The model is
             written to a hidden directory in it and then renamed, so that a server never sees a half.
+        class_names: List of strings, the labels of a model of images. Defaults to `None`, the numbers of the classes.
 
     Returns:
         The directory written, `path/1` or the next free number.
 
     Raises:
-        TypeError: If the model is no language model.
+        TypeError: If it is no such model.
+        ValueError: If a model of images is not built, or `class_names` are not as many as classes, or given for a model
+            that has no `classify`.
         ImportError: If TensorFlow is not installed.
 
     Example:
@@ -50,9 +62,9 @@ def export_saved_model(model_or_generator, path):
     """
     is_generator = isinstance(model_or_generator, TextGenerator)
     model = model_or_generator.model if is_generator else model_or_generator
-    if not isinstance(model, GenerativeMixin):
+    if not isinstance(model, (GenerativeMixin, ImageClassifier)):
         raise TypeError(
-            "`model_or_generator` must be a TextGenerator or a language model of keras_lt. "
+            "`model_or_generator` must be a TextGenerator, a language model or a model of images of keras_lt. "
             f"Received: {type(model_or_generator).__name__}"
         )
     if keras.config.backend() not in ("tensorflow", "jax"):
@@ -66,51 +78,22 @@ def export_saved_model(model_or_generator, path):
         raise ImportError("A SavedModel is written by TensorFlow: pip install tensorflow") from error
     path = os.fspath(path)
     os.makedirs(path, exist_ok=True)
-    tokenizer = graph_tokenizer(model_or_generator.tokenizer) if is_generator else None
+    if isinstance(model, ImageClassifier):
+        endpoints = image_signatures.endpoints(model, class_names)
+    elif class_names is not None:
+        raise ValueError(f"`class_names` are for a model of images. Received: {type(model).__name__}")
+    else:
+        endpoints = language_signatures.endpoints(model, model_or_generator.tokenizer if is_generator else None)
     with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=path) as folder:
         unfinished = os.path.join(folder, "model")
-        _write(model, tokenizer, unfinished)
+        archive = keras.export.ExportArchive()
+        archive.track(model)
+        # Gradients, which a server does not need, cannot be taken on JAX where sizes are left open.
+        options = {"jax2tf_kwargs": {"with_gradient": False}} if keras.config.backend() == "jax" else {}
+        for name, (function, signature) in endpoints.items():
+            archive.add_endpoint(name, function, signature, **options)
+        archive.write_out(unfinished, verbose=False)
         return _to_next_version(unfinished, path)
-
-
-def _write(model, tokenizer, path):
-    import tensorflow as tf
-
-    def logits(token_ids):
-        return signatures.logits(model, token_ids)
-
-    def continue_ids(token_ids, prompt_lengths, *settings):
-        return signatures.generate_ids(model, token_ids, prompt_lengths, signatures.by_name(settings))
-
-    @functools.cache
-    def traced():
-        # Once for both signatures that need it: it is most of the work of an export.
-        with tf.init_scope():
-            function = tf.function(continue_ids, input_signature=[token_ids, lengths, *settings], autograph=False)
-            return function.get_concrete_function()
-
-    def generate_ids(*inputs):
-        return traced()(*inputs)
-
-    def generate(prompts, *settings):
-        return signatures.generate_texts(traced(), tokenizer, prompts, signatures.by_name(settings))
-
-    def score(texts):
-        return signatures.score_texts(model, tokenizer, texts)
-
-    token_ids = tf.TensorSpec([None, None], "int32", name="token_ids")
-    lengths = tf.TensorSpec([None], "int32", name="prompt_lengths")
-    prompts, texts = (tf.TensorSpec([None], "string", name=name) for name in ("prompts", "texts"))
-    settings = signatures.settings_signature()
-    archive = keras.export.ExportArchive()
-    archive.track(model)
-    archive.add_endpoint("serving_default", logits, [token_ids])
-    if keras.config.backend() == "tensorflow":
-        archive.add_endpoint("generate_ids", generate_ids, [token_ids, lengths, *settings])
-        if tokenizer is not None:
-            archive.add_endpoint("generate", generate, [prompts, *settings])
-            archive.add_endpoint("score", score, [texts])
-    archive.write_out(path, verbose=False)
 
 
 def _to_next_version(unfinished, path):

@@ -1,10 +1,14 @@
 """What a served language model does, as functions of TensorFlow tensors with dynamic shapes."""
 
+import functools
+
+import keras
 from keras import ops
 
 from keras_lt.generation import Sampler, loop
 from keras_lt.generation.sampling import fold_in
 from keras_lt.ops import cross_entropy
+from keras_lt.serving.graph_tokenizers import graph_tokenizer
 
 SETTINGS = {
     "max_new_tokens": "int32",
@@ -13,6 +17,38 @@ SETTINGS = {
     "top_p": "float32",
     "seed": "int32",
 }
+
+
+def endpoints(model, tokenizer=None):
+    """The functions of a language model by the names of their signatures, each with what it takes."""
+    import tensorflow as tf
+
+    tokenizer = None if tokenizer is None else graph_tokenizer(tokenizer)
+    token_ids = tf.TensorSpec([None, None], "int32", name="token_ids")
+    lengths = tf.TensorSpec([None], "int32", name="prompt_lengths")
+    prompts, texts = (tf.TensorSpec([None], "string", name=name) for name in ("prompts", "texts"))
+    settings = settings_signature()
+
+    def continue_ids(token_ids, prompt_lengths, *settings):
+        return generate_ids(model, token_ids, prompt_lengths, by_name(settings))
+
+    @functools.cache
+    def traced():
+        # Once for both signatures that need it: it is most of the work of an export.
+        with tf.init_scope():
+            function = tf.function(continue_ids, input_signature=[token_ids, lengths, *settings], autograph=False)
+            return function.get_concrete_function()
+
+    found = {"serving_default": (lambda token_ids: logits(model, token_ids), [token_ids])}
+    if keras.config.backend() == "tensorflow":
+        found["generate_ids"] = (lambda *inputs: traced()(*inputs), [token_ids, lengths, *settings])
+        if tokenizer is not None:
+            found["generate"] = (
+                lambda prompts, *settings: generate_texts(traced(), tokenizer, prompts, by_name(settings)),
+                [prompts, *settings],
+            )
+            found["score"] = (lambda texts: score_texts(model, tokenizer, texts), [texts])
+    return found
 
 
 def logits(model, token_ids):
