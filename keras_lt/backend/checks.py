@@ -90,17 +90,18 @@ def check_positive_integers(name, value, length=None):
         value: The value.
         length: Integer. How many numbers it has to be. Defaults to `None`, one or more.
 
-    Raises:
-        ValueError: If the value is something else.
-
     Returns:
         The numbers, a tuple of integers.
+
+    Raises:
+        ValueError: If the value is something else.
     """
     numbers_found = tuple(value) if isinstance(value, (list, tuple)) else ()
     good = all(
         isinstance(item, (int, np.integer)) and not isinstance(item, bool) and item > 0 for item in numbers_found
     )
-    if not good or len(numbers_found) != (length or max(1, len(numbers_found))):
+    right_length = len(numbers_found) == length if length else bool(numbers_found)
+    if not good or not right_length:
         expected = f"{length} positive integers" if length else "a tuple of one or more positive integers"
         raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}")
     return tuple(int(item) for item in numbers_found)

@@ -4,7 +4,15 @@ import keras
 import numpy as np
 import pytest
 
-from keras_lt.backend import check_ids, check_number, check_positive, check_positive_integer, check_rate, is_concrete
+from keras_lt.backend import (
+    check_ids,
+    check_number,
+    check_positive,
+    check_positive_integer,
+    check_positive_integers,
+    check_rate,
+    is_concrete,
+)
 from testing import BACKEND, MODES, run
 
 
@@ -137,3 +145,17 @@ def test_numbers():
     for value in (0.5, 2.0, np.float32(1), -1, float("inf")):
         with pytest.raises(ValueError, match=r"`x` must be an integer, 0 or more\. Received: x="):
             check_number("x", value, 0, whole=True)
+
+
+def test_check_positive_integers():
+    assert check_positive_integers("filters", [6, np.int64(16)]) == (6, 16)
+    assert check_positive_integers("filters", (6,)) == (6,)
+    assert check_positive_integers("kernel_size", (3, 5), length=2) == (3, 5)
+    for value in ((), 6, (6, 0), (6, 1.0), (True, 2), ("6",), None, "66"):
+        with pytest.raises(
+            ValueError, match="`filters` must be a tuple of one or more positive integers. Received: fil"
+        ):
+            check_positive_integers("filters", value)
+    for value in ((3,), (3, 5, 7), 3):
+        with pytest.raises(ValueError, match="`kernel_size` must be 2 positive integers"):
+            check_positive_integers("kernel_size", value, length=2)
