@@ -59,21 +59,3 @@ def projection_initializer(initializer, parts, axis):
         return kernels[0] if len(kernels) == 1 else ops.concatenate(kernels, axis=axis)
 
     return initialize
-
-
-def matrix_initializer(initializer):
-    """Initialise a kernel of any rank as the matrix it is once all axes but the last are one.
-
-    Keras would read the first axes of a kernel `(height, width, channels, units)` as those of a convolution.
-
-    Args:
-        initializer: Keras initializer.
-
-    Returns:
-        A function of a shape and a dtype, as Keras expects of an initializer.
-    """
-
-    def initialize(shape, dtype=None):
-        return ops.reshape(initializer((math.prod(shape[:-1]), shape[-1]), dtype=dtype), shape)
-
-    return initialize

@@ -1,8 +1,7 @@
 import keras
-from keras import initializers, layers
+from keras import layers
 
 from keras_lt.backend import check_positive_integers
-from keras_lt.layers.initialization import matrix_initializer
 from keras_lt.models.image_classifier import ImageClassifier
 
 
@@ -117,7 +116,6 @@ class LeNet(ImageClassifier):
                 self.hidden_units[0],
                 activation="relu",
                 bias_axes="d",
-                kernel_initializer=matrix_initializer(initializers.GlorotUniform()),
                 dtype=self.dtype_policy,
                 name="hidden_0",
             )

@@ -12,6 +12,8 @@ from keras_lt.layers import (
     CausalMultiHeadAttention,
     CrossAttention,
     FeedForward,
+    Highway,
+    ResidualBlock,
     TokenPositionEmbedding,
     TransformerBlock,
 )
@@ -47,6 +49,20 @@ ARGUMENTS = {
                 "seed": 5,
             },
             **{"kernel_initializer": "he_normal", "bias_initializer": "ones"},
+        },
+    ),
+    Highway: (
+        {},
+        {
+            **{"activation": "tanh", "transform_gate_bias": -1.5},
+            **{"kernel_initializer": "he_normal", "bias_initializer": "ones"},
+        },
+    ),
+    ResidualBlock: (
+        {"filters": 3},
+        {
+            **{"filters": D, "strides": 2, "shortcut": "C", "bottleneck": True, "kernel_size": 2},
+            **{"data_format": "channels_first", "kernel_initializer": "glorot_uniform"},
         },
     ),
     TokenPositionEmbedding: (
@@ -86,6 +102,8 @@ def built(layer):
     shapes = [(None, None, D)]
     if isinstance(layer, CrossAttention):
         shapes.append((None, None, C))
+    if isinstance(layer, ResidualBlock):
+        shapes = [(None, 6, 7, D)]
     layer.build(*([(None, None)] if isinstance(layer, TokenPositionEmbedding) else shapes))
     return layer
 
@@ -97,6 +115,8 @@ def symbolic_inputs():
 def call(layer, ids, x, context):
     if isinstance(layer, TokenPositionEmbedding):
         return layer(ids)
+    if isinstance(layer, ResidualBlock):
+        x = keras.ops.expand_dims(x, 1)  # an image of one row
     return layer(x, context) if isinstance(layer, CrossAttention) else layer(x)
 
 
@@ -208,7 +228,9 @@ for name in names:
     results[f"{{name}}/trainable"] = len(model.trainable_variables)
 np.savez(f"{{folder}}/outputs.npz", **results)
 """
-QUANTIZED = ["int8", "int4", "float8", "nested_int8"]
+# What Keras saves does not hang on the backend, and JAX compiles seconds for each model: there not all of them.
+MODES = ["int8"] if BACKEND == "jax" else ["int8", "int4", "float8"]
+QUANTIZED = [*MODES, "nested_int8"]
 
 
 # Weights come from NumPy: on JAX Keras's initializers compile a program for each shape.
@@ -223,14 +245,15 @@ def with_drawn_weights(model):
     random = np.random.default_rng(3)
     for variable in model.trainable_variables + model.non_trainable_variables:
         if "seed" not in variable.path:
-            variable.assign(random.normal(0, 0.3, variable.shape))
+            values = random.normal(0, 0.3, variable.shape)
+            variable.assign(abs(values) if "moving_variance" in variable.path else values)
     return model
 
 
 def every_case_model():
-    """One model of a layer for every argument that is not its default; on JAX, which takes minutes, of a sample."""
+    """One model of a layer for every argument that is not its default; on JAX of a sample."""
     inputs = symbolic_inputs()
-    cases = [case for case in CASES if case[1] != "name"][:: 5 if BACKEND == "jax" else 1]
+    cases = [case for case in CASES if case[1] != "name"][:: 9 if BACKEND == "jax" else 1]
     layers = [make(kind, **{**zeros(kind), argument: value}) for kind, argument, value in cases]
     return with_drawn_weights(keras.Model(inputs, [call(layer, *inputs) for layer in layers]))
 
@@ -248,7 +271,7 @@ def mixed_model():
 
 def models():
     result = {"every_case": every_case_model(), "float": mixed_model()}
-    for mode in ("int8", "int4", "float8"):
+    for mode in MODES:
         result[mode] = mixed_model()
         quantize(result[mode], mode)
     inputs = symbolic_inputs()
@@ -300,11 +323,11 @@ def test_a_saved_model_loads_in_a_fresh_process_and_computes_the_same(files, nam
         assert after[f"{name}/trainable"] == trainable
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("int8", 0.05), ("int4", 0.6), ("float8", 0.4)])
-def test_a_quantized_model_is_near_the_float_one(files, name, tolerance):
+@pytest.mark.parametrize("name", MODES)
+def test_a_quantized_model_is_near_the_float_one(files, name):
     (exact,), (output,) = files[0]["float"][0], files[0][name][0]
     error = np.abs(output - exact).max() / np.abs(exact).max()
-    assert 0 < error < tolerance
+    assert 0 < error < {"int8": 0.05, "int4": 0.6, "float8": 0.4}[name]
     assert_close(files[0]["nested_int8"][0][0], 2 * files[0]["int8"][0][0])
 
 

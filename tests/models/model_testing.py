@@ -1,7 +1,10 @@
-"""What the tests of the models share: small models, every option, and the laws of decoding."""
+"""What the tests of the models share: small models, every option, the laws of decoding, exports."""
+
+import importlib.util
 
 import keras
 import numpy as np
+import pytest
 
 from keras_lt.models import LittleTransformer
 from testing import assert_close, compiled, to_numpy
@@ -110,3 +113,52 @@ def check_cache(mode, model, ids, tolerance=1e-5):
     changed = np.where(np.arange(length) > starts[:, None], ids[:, ::-1] % (model.vocabulary_size - 1) + 1, ids)
     np.testing.assert_array_equal(pieces(changed, starts)[1], second)
     assert np.abs(pieces(changed, starts)[2] - third).max() > 0
+
+
+# The suffix of each format's files, and the libraries that write and run it.
+FORMATS = {
+    "tf_saved_model": ("", ()),
+    "onnx": (".onnx", ("onnx", "onnxruntime", "tf2onnx")),
+    "openvino": (".xml", ("openvino", "scipy")),
+    "litert": (".tflite", ("ai_edge_litert",)),
+}
+
+
+def exported(model, name, folder, input_name):
+    """The model exported to a format: a function of an array, run by the library the format is for."""
+    suffix, libraries = FORMATS[name]
+    missing = [library for library in libraries if importlib.util.find_spec(library) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    path = str(folder / f"model{suffix}")
+    model.export(path, format=name, verbose=False)
+    if name == "tf_saved_model":
+        import tensorflow as tf
+
+        signature = tf.saved_model.load(path).signatures["serving_default"]
+        return lambda array: next(iter(signature(**{input_name: tf.constant(array)}).values())).numpy()
+    if name == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path)
+        return lambda array: session.run(None, {input_name: array})[0]
+    if name == "openvino":
+        import openvino
+
+        # On a CPU that has bfloat16, OpenVINO would compute in it.
+        settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+        compiled_model = openvino.Core().compile_model(path, "CPU", settings)
+        return lambda array: compiled_model({input_name: array})[0]
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(path)
+    (given,) = interpreter.get_input_details()
+
+    def call(array):
+        interpreter.resize_tensor_input(given["index"], array.shape)
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(given["index"], array)
+        interpreter.invoke()
+        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+
+    return call
