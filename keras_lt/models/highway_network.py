@@ -74,23 +74,12 @@ class HighwayNetwork(ImageClassifier):
         )
         return config
 
-    def _build_features(self, shape):
+    def _make_layers(self, shape):
         first = [
             layers.Flatten(data_format="channels_last", dtype=self.dtype_policy, name="flatten"),
             layers.Dense(self.hidden_dim, activation=self.activation, dtype=self.dtype_policy, name="hidden"),
         ]
-        highways = [
+        return first + [
             Highway(self.activation, self.transform_gate_bias, dtype=self.dtype_policy, name=f"highway_{number}")
             for number in range(self.num_layers)
         ]
-        self.feature_layers = first + highways
-        for layer in self.feature_layers:
-            layer.build(shape)
-            shape = layer.compute_output_shape(shape)
-        return shape
-
-    def _features(self, images, training):
-        x = images
-        for layer in self.feature_layers:
-            x = layer(x)
-        return x

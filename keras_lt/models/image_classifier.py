@@ -12,8 +12,9 @@ DATA_FORMATS = ("channels_last", "channels_first")
 class ImageClassifier(BaseModel):
     """Base of the models that turn images into classes: pixels, data formats, the classifier, its loss and export.
 
-    A model says what its features are: `_build_features(shape)` gives their shape, `_features(images, training)` them,
-    both with the channels last, whatever the data format outside.
+    A model that is a row of layers says which, `_make_layers(shape)`; another one builds its features and gives their
+    shape, `_build_features(shape)`, and computes them, `_features(images, training)`. All have the channels last,
+    whatever the data format outside.
     """
 
     # Whether images of any height and width pass, also after the first.
@@ -112,6 +113,19 @@ class ImageClassifier(BaseModel):
         if not self.built:
             raise ValueError("The model has no weights yet. Call it once, `fit` it, or make it with `image_shape`")
         return (None, *(self.input_spec.axes.get(axis) for axis in (1, 2, 3)))
+
+    def _build_features(self, shape):
+        self.feature_layers = self._make_layers(shape)
+        for layer in self.feature_layers:
+            layer.build(shape)
+            shape = layer.compute_output_shape(shape)
+        return shape
+
+    def _features(self, images, training):
+        x = images
+        for layer in self.feature_layers:
+            x = layer(x)
+        return x
 
     def _build_if_shape_is_known(self):
         """The last line of each model's `__init__`."""

@@ -91,9 +91,9 @@ class LeNet(ImageClassifier):
         )
         return config
 
-    def _build_features(self, shape):
+    def _make_layers(self, shape):
         self._check_size(shape)
-        self.feature_layers = []
+        stages = []
         for number, filters in enumerate(self.filters):
             convolution = layers.Conv2D(
                 filters,
@@ -106,31 +106,22 @@ class LeNet(ImageClassifier):
             pool = layers.MaxPooling2D(
                 self.pool_size, data_format="channels_last", dtype=self.dtype_policy, name=f"pool_{number}"
             )
-            self.feature_layers += [convolution, pool]
+            stages += [convolution, pool]
         if self.flatten:
             flatten = layers.Flatten(data_format="channels_last", dtype=self.dtype_policy, name="flatten")
-            self.feature_layers += [flatten, self._dense(0)]
+            first = [flatten, self._dense(0)]
         else:
-            contraction = layers.EinsumDense(
-                "bhwc,hwcd->bd",
-                self.hidden_units[0],
-                activation="relu",
-                bias_axes="d",
-                dtype=self.dtype_policy,
-                name="hidden_0",
-            )
-            self.feature_layers.append(contraction)
-        self.feature_layers += [self._dense(number) for number in range(1, len(self.hidden_units))]
-        for layer in self.feature_layers:
-            layer.build(shape)
-            shape = layer.compute_output_shape(shape)
-        return shape
-
-    def _features(self, images, training):
-        x = images
-        for layer in self.feature_layers:
-            x = layer(x)
-        return x
+            first = [
+                layers.EinsumDense(
+                    "bhwc,hwcd->bd",
+                    self.hidden_units[0],
+                    activation="relu",
+                    bias_axes="d",
+                    dtype=self.dtype_policy,
+                    name="hidden_0",
+                )
+            ]
+        return stages + first + [self._dense(number) for number in range(1, len(self.hidden_units))]
 
     def _dense(self, number):
         return layers.Dense(
