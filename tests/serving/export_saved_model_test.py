@@ -618,7 +618,7 @@ def test_a_crash_leaves_no_version(little, writes, tmp_path, monkeypatch, error)
 
 @pytest.mark.parametrize("model", [None, "runs/little", CHAR, TextGenerator, keras.Sequential([keras.layers.Dense(3)])])
 def test_what_is_no_language_model(model, tmp_path):
-    with pytest.raises(TypeError, match=f"a language model of keras_lt. Received: {type(model).__name__}"):
+    with pytest.raises(TypeError, match=f"a model of images of keras_lt. Received: {type(model).__name__}"):
         export_saved_model(model, tmp_path / "served")
     assert not (tmp_path / "served").exists()
 
