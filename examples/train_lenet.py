@@ -31,6 +31,8 @@ def parse_arguments():
     arguments = parser.parse_args()
     if any(value is not None and value < 1 for value in (arguments.epochs, arguments.batch_size, arguments.limit)):
         parser.error("--epochs, --batch-size and --limit must be at least 1")
+    if not 0 < arguments.learning_rate < math.inf:
+        parser.error(f"--learning-rate must be above 0, not {arguments.learning_rate}")
     name = pathlib.Path(arguments.data).stem
     arguments.output = pathlib.Path(arguments.output or f"runs/lenet-{name}")
     arguments.epochs = arguments.epochs or (40 if arguments.data == "digits" else 5)
@@ -38,20 +40,16 @@ def parse_arguments():
     return arguments
 
 
-def train(arguments, images, labels, num_classes):
+def make_model(arguments, images, num_classes):
     keras.utils.set_random_seed(arguments.seed)
     sizes = {"filters": arguments.filters, "hidden_units": arguments.hidden_units}
     model = keras_lt.models.LeNet(num_classes, **sizes, image_shape=images.shape[1:])
     model.summary(line_length=80)
     steps = arguments.epochs * math.ceil(len(images) / arguments.batch_size)
-    warmup = min(100, steps // 10)
-    rate = keras.optimizers.schedules.CosineDecay(
-        0.0, max(1, steps - warmup), warmup_target=arguments.learning_rate, warmup_steps=warmup
-    )
+    warmup, cosine = min(100, steps // 10), keras.optimizers.schedules.CosineDecay
+    rate = cosine(0.0, max(1, steps - warmup), warmup_target=arguments.learning_rate, warmup_steps=warmup)
     package = keras_lt.optimizers if arguments.optimizer == "SmoothedRMS" else keras.optimizers
     model.compile(getattr(package, arguments.optimizer)(rate))
-    verbose = 1 if sys.stdout.isatty() else 2
-    model.fit(images, labels, batch_size=arguments.batch_size, epochs=arguments.epochs, verbose=verbose)
     return model
 
 
@@ -86,21 +84,23 @@ def draw_misread(images, labels, probabilities, path, most=18, columns=6):
 def main(arguments):
     path = None if arguments.data == "mnist" else arguments.data
     try:
+        arguments.output.mkdir(parents=True, exist_ok=True)
         data = keras_lt.datasets.digits() if path == "digits" else keras_lt.datasets.mnist(path)
-    except (OSError, ValueError) as error:
+        (x_train, y_train), (x_test, y_test) = data
+        x_train, y_train = x_train[: arguments.limit], y_train[: arguments.limit]
+        model = make_model(arguments, x_train, int(max(y_train.max(), y_test.max())) + 1)
+    except (OSError, ValueError, AttributeError) as error:
         sys.exit(str(error))
-    (x_train, y_train), (x_test, y_test) = data
-    x_train, y_train = x_train[: arguments.limit], y_train[: arguments.limit]
-    num_classes = int(max(y_train.max(), y_test.max())) + 1
     print(f"{len(x_train):,} images of {x_train.shape[1]} x {x_train.shape[2]} to train with, {len(x_test):,} to test")
-    model = train(arguments, x_train, y_train, num_classes)
+    model.fit(x_train, y_train, arguments.batch_size, arguments.epochs, verbose=1 if sys.stdout.isatty() else 2)
+    if not all(np.isfinite(weight).all() for weight in model.get_weights()):
+        sys.exit("The weights are no longer numbers, nothing is saved: try a lower --learning-rate.")
+    model.save(arguments.output / "model.keras")
     probabilities = model.predict(x_test, batch_size=256, verbose=0)
     right = int((probabilities.argmax(axis=1) == y_test).sum())
     print(f"test accuracy {right / len(y_test):.2%}: {len(y_test) - right} of {len(y_test):,} misread")
-    arguments.output.mkdir(parents=True, exist_ok=True)
     draw_confusion(y_test, probabilities.argmax(axis=1), arguments.output / "confusion.png")
     draw_misread(x_test, y_test, probabilities, arguments.output / "misread.png")
-    model.save(arguments.output / "model.keras")
     print(f"saved {arguments.output}/model.keras, drawn {arguments.output}/confusion.png and misread.png")
     if keras.config.backend() != "torch":
         print(f"exported {keras_lt.serving.export_saved_model(model, arguments.output / 'served')}")

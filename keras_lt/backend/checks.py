@@ -71,15 +71,19 @@ def check_positive_integer(name, value, optional=False):
         value: The value.
         optional: Boolean. Whether `None` passes. Defaults to `False`.
 
+    Returns:
+        The value, as Python's own integer: NumPy's are refused by some of Keras's layers, and by JSON.
+
     Raises:
         ValueError: If the value is something else.
     """
     if value is None and optional:
-        return
+        return None
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(
             f"`{name}` must be a positive integer{' or None' if optional else ''}. Received: {name}={value!r}"
         )
+    return int(value)
 
 
 def check_positive_integers(name, value, length=None):

@@ -66,8 +66,8 @@ def mnist(path=None):
     own choice.
 
     Args:
-        path: Path of a file of NumPy arrays, `x_train`, `y_train`, `x_test`, `y_test`, with grey images
-            `(N, height, width)` from 0 to 255. Defaults to `None`: found or downloaded as said above.
+        path: Path of a file of NumPy arrays, `x_train`, `y_train`, `x_test`, `y_test`, with grey images of uint8,
+            `(N, height, width)`, and labels of integers. Defaults to `None`: found or downloaded as said above.
 
     Returns:
         `(x_train, y_train), (x_test, y_test)`: images, float32 `(N, 28, 28, 1)` from 0, paper, to 1, ink; digits, int32
@@ -96,11 +96,25 @@ def mnist(path=None):
         )
     parts = _read(path)
     for images, labels in parts:
-        if images.ndim != 3 or labels.shape != images.shape[:1]:
+        if images.ndim != 3 or labels.shape != images.shape[:1] or not images.size:
             raise ValueError(
                 f"{os.fspath(path)} must hold grey images, (N, height, width), and as many labels. "
                 f"Received: images of shape {images.shape}, labels of shape {labels.shape}"
             )
+        if images.dtype != "uint8" or labels.dtype.kind not in "iu":
+            raise ValueError(
+                f"{os.fspath(path)} must hold images of uint8, from 0 to 255, and labels of integers. "
+                f"Received: images of {images.dtype}, labels of {labels.dtype}"
+            )
+        if labels.min() < 0 or labels.max() >= 2**31:
+            raise ValueError(
+                f"{os.fspath(path)} must hold labels from 0 on. Received: labels from {labels.min()} to {labels.max()}"
+            )
+    sizes = [images.shape[1:] for images, _ in parts]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"{os.fspath(path)} must hold images of one size. Received: {sizes[0]} to train with, {sizes[1]} to test"
+        )
     return tuple((images[..., None].astype("float32") / 255, labels.astype("int32")) for images, labels in parts)
 
 

@@ -91,7 +91,7 @@ class CausalMultiHeadAttention(MultiHeadAttention):
         )
         self.window_size = window_size
         self.rotary = rotary
-        check_positive_integer("window_size", window_size, optional=True)
+        self.window_size = check_positive_integer("window_size", window_size, optional=True)
         self._check_rotary(head_dim)
 
     def build(self, input_shape):

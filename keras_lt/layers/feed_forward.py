@@ -61,7 +61,7 @@ class FeedForward(CompositeLayer):
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
         self.seed = seed
-        check_positive_integer("intermediate_dim", intermediate_dim, optional=True)
+        self.intermediate_dim = check_positive_integer("intermediate_dim", intermediate_dim, optional=True)
         check_rate("dropout", dropout)
 
     def build(self, input_shape):

@@ -1,6 +1,9 @@
+import math
+
 import keras
 from keras import activations, initializers, layers, ops
 
+from keras_lt.backend import check_number
 from keras_lt.layers.composite_layer import CompositeLayer
 from keras_lt.layers.initialization import projection_initializer
 from keras_lt.ops import highway
@@ -49,6 +52,7 @@ class Highway(CompositeLayer):
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
         self.input_spec = layers.InputSpec(min_ndim=2)
+        check_number("transform_gate_bias", transform_gate_bias, -math.inf)
 
     def build(self, input_shape):
         hidden_dim = input_shape[-1]
@@ -67,6 +71,7 @@ class Highway(CompositeLayer):
         self.finish_build()
 
     def call(self, inputs):
+        inputs = ops.cast(inputs, self.compute_dtype)
         transformed, gate = ops.split(self.projection(inputs), 2, axis=-1)  # twice (..., D)
         return highway(inputs, self.activation(transformed), ops.sigmoid(gate))
 

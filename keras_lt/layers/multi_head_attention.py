@@ -34,7 +34,7 @@ class MultiHeadAttention(CompositeLayer):
         self.bias_initializer = initializers.get(bias_initializer)
         self.seed = seed
         for name in ("num_heads", "head_dim", "num_key_value_heads"):
-            check_positive_integer(name, getattr(self, name), optional=name != "num_heads")
+            setattr(self, name, check_positive_integer(name, getattr(self, name), optional=name != "num_heads"))
         check_rate("dropout", dropout)
         if num_heads % self._key_value_heads():
             raise ValueError(

@@ -78,7 +78,7 @@ class ResidualBlock(CompositeLayer):
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.input_spec = layers.InputSpec(ndim=4)
         for name in ("filters", "strides", "kernel_size"):
-            check_positive_integer(name, getattr(self, name))
+            setattr(self, name, check_positive_integer(name, getattr(self, name)))
         if shortcut not in SHORTCUTS:
             raise ValueError(f"`shortcut` must be one of {SHORTCUTS}. Received: shortcut={shortcut!r}")
         if self.data_format not in DATA_FORMATS:
@@ -115,7 +115,7 @@ class ResidualBlock(CompositeLayer):
         self.finish_build()
 
     def call(self, inputs, training=None):
-        inputs = to_channels_last(inputs, self.data_format)
+        inputs = to_channels_last(ops.cast(inputs, self.compute_dtype), self.data_format)
         x = inputs
         for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
             x = ops.relu(x) if number else x

@@ -76,9 +76,11 @@ class TokenPositionEmbedding(QuantizableMixin, keras.layers.Layer):
         self.input_spec = layers.InputSpec(ndim=2)
         # Ids stay what they are: float16 does not hold them.
         self.autocast = False
-        check_positive_integer("vocabulary_size", vocabulary_size)
-        check_positive_integer("hidden_dim", hidden_dim)
-        check_positive_integer("max_sequence_length", max_sequence_length, optional=position is None)
+        self.vocabulary_size = check_positive_integer("vocabulary_size", vocabulary_size)
+        self.hidden_dim = check_positive_integer("hidden_dim", hidden_dim)
+        self.max_sequence_length = check_positive_integer(
+            "max_sequence_length", max_sequence_length, optional=position is None
+        )
         if position not in POSITIONS:
             raise ValueError(f"`position` must be one of {POSITIONS}. Received: position={position!r}")
 

@@ -1,3 +1,5 @@
+import contextlib
+
 import keras
 
 from keras_lt.layers.composite_layer import QuantizableMixin
@@ -46,9 +48,11 @@ class BaseModel(QuantizableMixin, keras.Model):
             jit_compile=self._auto_jit_compile() if jit_compile == "auto" and not run_eagerly else jit_compile,
             auto_scale_loss=auto_scale_loss,
         )
+
+    def make_train_function(self, force=False):
         # Not in the first step: should that fail, TensorFlow would let no later one make the optimizer's variables.
-        if self.optimizer is not None and self.built:
-            self.optimizer.build(self.trainable_variables)
+        self._build_optimizer()
+        return super().make_train_function(force)
 
     def get_compile_config(self):
         config = super().get_compile_config()
@@ -57,10 +61,18 @@ class BaseModel(QuantizableMixin, keras.Model):
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
+        self._build_optimizer()
 
     def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
         self._check_format(format)
         super().export(filepath, format=format, verbose=verbose, input_signature=input_signature, **kwargs)
+
+    def _build_optimizer(self):
+        if self.optimizer is None or not self.built or self.optimizer.built:
+            return
+        is_distributed = hasattr(self, "distribute_strategy")
+        with self.distribute_strategy.scope() if is_distributed else contextlib.nullcontext():
+            self.optimizer.build(self.trainable_variables)
 
     def _auto_jit_compile(self):
         return "auto"

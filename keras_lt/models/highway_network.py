@@ -1,7 +1,9 @@
+import math
+
 import keras
 from keras import activations, layers
 
-from keras_lt.backend import check_positive_integer
+from keras_lt.backend import check_number, check_positive_integer
 from keras_lt.layers import Highway
 from keras_lt.models.image_classifier import ImageClassifier
 
@@ -58,8 +60,9 @@ class HighwayNetwork(ImageClassifier):
         self.hidden_dim = hidden_dim
         self.activation = activations.get(activation)
         self.transform_gate_bias = transform_gate_bias
-        check_positive_integer("num_layers", num_layers)
-        check_positive_integer("hidden_dim", hidden_dim)
+        self.num_layers = check_positive_integer("num_layers", num_layers)
+        self.hidden_dim = check_positive_integer("hidden_dim", hidden_dim)
+        check_number("transform_gate_bias", transform_gate_bias, -math.inf)
         self._build_if_shape_is_known()
 
     def get_config(self):

@@ -1,9 +1,11 @@
+import math
+
 import keras
 from keras import activations, layers, ops
 
 from keras_lt.backend import check_positive_integer
 from keras_lt.models.base_model import BaseModel
-from keras_lt.ops import scale_pixels, to_channels_last
+from keras_lt.ops import is_id, nan_unless, scale_pixels, to_channels_last
 
 ACTIVATIONS = ("softmax", None)
 DATA_FORMATS = ("channels_last", "channels_first")
@@ -22,12 +24,11 @@ class ImageClassifier(BaseModel):
 
     def __init__(self, num_classes, data_format, classifier_activation, image_shape, **kwargs):
         super().__init__(**kwargs)
-        self.num_classes = num_classes
+        self.num_classes = check_positive_integer("num_classes", num_classes)
         self.data_format = keras.config.image_data_format() if data_format is None else data_format
         self.classifier_activation = classifier_activation
         self.image_shape = self._check_image_shape(image_shape)
         self.image_size = None  # height, width and channels of the images it is built for
-        check_positive_integer("num_classes", num_classes)
         if self.data_format not in DATA_FORMATS:
             raise ValueError(f"`data_format` must be one of {DATA_FORMATS}. Received: data_format={data_format!r}")
         if classifier_activation not in ACTIVATIONS:
@@ -52,11 +53,16 @@ class ImageClassifier(BaseModel):
         # Keras checks the rank, too, but does not say which axis grey images lack.
         if hasattr(inputs, "shape"):
             self._check_rank(inputs.shape)
+            if 0 in tuple(inputs.shape)[1:]:
+                raise ValueError(f"Images must not be empty. Received: images of shape {tuple(inputs.shape)}")
         return super().__call__(inputs, *args, **kwargs)
 
     def call(self, inputs, return_features=False, training=None):
-        x = to_channels_last(scale_pixels(inputs, self.compute_dtype), self.data_format)
-        x = self._features(x, training)
+        images = to_channels_last(scale_pixels(inputs, self.compute_dtype), self.data_format)
+        x = self._features(images, training)
+        # On a CPU, TensorFlow's relu and max-pool make numbers of NaN.
+        finite = ops.all(ops.abs(images) < math.inf, axis=(1, 2, 3))
+        x = nan_unless(ops.expand_dims(finite, 1), x)
         if return_features:
             return x
         x = self.classifier(x)  # (B, num_classes)
@@ -88,6 +94,19 @@ class ImageClassifier(BaseModel):
             optimizer, loss, loss_weights=loss_weights, metrics=["accuracy"] if metrics == "auto" else metrics, **kwargs
         )
 
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        sparse = keras.losses.SparseCategoricalCrossentropy
+        if y is None or not (isinstance(self.loss, sparse) or self.loss == "sparse_categorical_crossentropy"):
+            return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+        if len(y.shape) == 2 and y.shape[1] == self.num_classes > 1:
+            raise ValueError(
+                f"Labels must be class ids, of shape (B,). Received: labels of shape {tuple(y.shape)}. For one-hot "
+                'labels take `compile(loss="categorical_crossentropy")`, or keras.losses.CategoricalCrossentropy'
+            )
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training=training)
+        # Keras on JAX would leave labels out of range out of the loss.
+        return nan_unless(ops.all(is_id(y, self.num_classes)), loss)
+
     def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
         """Write the model for inference; see `keras.Model.export`.
 
@@ -95,8 +114,8 @@ class ImageClassifier(BaseModel):
             filepath: As in Keras.
             format: As in Keras.
             verbose: As in Keras.
-            input_signature: As in Keras. Defaults to `None`, that is `images`, float32 of any batch in the model's own
-                data format.
+            input_signature: As in Keras. Defaults to `None`, that is `images`, float32 of any batch of one or more in
+                the model's own data format.
             **kwargs: As in Keras.
 
         Raises:
@@ -139,7 +158,7 @@ class ImageClassifier(BaseModel):
         if self.data_format == "channels_first":
             shape = (shape[0], *shape[2:], shape[1])
         known = shape[3:] if self.any_size else shape[1:]
-        if None in known or min(known) < 1:
+        if None in known or 0 in shape[1:]:
             raise ValueError(
                 f"Images must have known sizes above 0, ({self._axes_names()}). Received: {tuple(input_shape)}"
             )
@@ -156,12 +175,15 @@ class ImageClassifier(BaseModel):
     def _check_image_shape(self, image_shape):
         if image_shape is None:
             return None
-        if not isinstance(image_shape, (list, tuple)) or len(image_shape) != 3:
+        sizes = tuple(image_shape) if isinstance(image_shape, (list, tuple)) else ()
+        if len(sizes) != 3:
             raise ValueError(
                 f"`image_shape` must be ({self._axes_names()}), without the batch; grey images have 1 channel. "
                 f"Received: image_shape={image_shape!r}"
             )
-        return tuple(image_shape)
+        return tuple(
+            size if size == 0 else check_positive_integer("image_shape", size, optional=True) for size in sizes
+        )
 
     def _axes_names(self):
         return "channels, height, width" if self.data_format == "channels_first" else "height, width, channels"

@@ -278,7 +278,10 @@ class LittleTransformer(LanguageModel):
         return outputs, scores
 
     def _check_arguments(self):
-        check_positive_integer("num_layers", self.num_layers)
+        for name in ("vocabulary_size", "num_layers", "num_heads", "hidden_dim"):
+            setattr(self, name, check_positive_integer(name, getattr(self, name)))
+        for name in ("max_sequence_length", "head_dim", "num_key_value_heads", "intermediate_dim", "window_size"):
+            setattr(self, name, check_positive_integer(name, getattr(self, name), optional=True))
         check_rate("dropout", self.dropout)
         if self.position not in POSITIONS:
             raise ValueError(f"`position` must be one of {POSITIONS}. Received: position={self.position!r}")

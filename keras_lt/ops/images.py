@@ -17,6 +17,7 @@ def scale_pixels(images, dtype):
     Raises:
         TypeError: If the images are of another type.
     """
+    images = ops.convert_to_tensor(images)
     found = backend.standardize_dtype(images.dtype)
     if found == "uint8":
         return ops.cast(images, dtype) / 255
@@ -66,8 +67,17 @@ def zero_padding_shortcut(inputs, filters, strides=1):
     Returns:
         A tensor of shape `(B, ceil(height / strides), ceil(width / strides), filters)`.
 
+    Raises:
+        ValueError: If there would be fewer channels than before.
+
     Source: S2, "A. zero padding".
     """
-    missing = filters - inputs.shape[-1]
+    channels = inputs.shape[-1]
+    if channels is None or filters < channels or strides < 1:
+        raise ValueError(
+            "`filters` must be at least the number of channels, which must be known, and `strides` 1 or more. "
+            f"Received: filters={filters}, strides={strides}, inputs of shape {tuple(inputs.shape)}"
+        )
+    missing = filters - channels
     x = inputs if strides == 1 else inputs[:, ::strides, ::strides, :]
     return ops.pad(x, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else x

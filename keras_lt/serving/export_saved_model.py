@@ -32,11 +32,13 @@ def export_saved_model(model_or_generator, path, class_names=None):
     - `serving_default`: `images` float32 in the model's own data format to `probabilities`, or `logits` where it has no
       `classifier_activation`, float32 `(B, num_classes)`;
     - where it was built for one or three channels and a known height and width also `classify`: `images` string `(B,)`,
-      each an encoded PNG, JPEG, GIF (of which the first frame counts) or BMP, to `labels` string `(B,)` and
-      `probabilities` float32 `(B, num_classes)`. The files are decoded, made grey for a model of one channel, resized
-      bilinearly (which averages where it shrinks) and scaled to 0 to 1. What is no such file is an InvalidArgument.
+      each an encoded PNG, JPEG, GIF (of which the first frame counts) or BMP without a palette, to `labels` string
+      `(B,)` and `probabilities` float32 `(B, num_classes)`. The files are decoded, made grey for a model of one
+      channel, resized bilinearly (which averages where it shrinks) and scaled to 0 to 1. What is no such file is an
+      InvalidArgument.
 
-    On JAX, Keras turns the model's call into TensorFlow, and there is `serving_default` only.
+    On JAX, Keras turns the model's call into TensorFlow, and there is `serving_default` only, for batches of one or
+    more.
 
     Args:
         model_or_generator: `keras_lt.TextGenerator`, a language model such as `keras_lt.models.LittleTransformer`, or a
@@ -76,14 +78,14 @@ def export_saved_model(model_or_generator, path, class_names=None):
         import tensorflow  # noqa: F401
     except ImportError as error:
         raise ImportError("A SavedModel is written by TensorFlow: pip install tensorflow") from error
-    path = os.fspath(path)
-    os.makedirs(path, exist_ok=True)
     if isinstance(model, ImageClassifier):
         endpoints = image_signatures.endpoints(model, class_names)
     elif class_names is not None:
         raise ValueError(f"`class_names` are for a model of images. Received: {type(model).__name__}")
     else:
         endpoints = language_signatures.endpoints(model, model_or_generator.tokenizer if is_generator else None)
+    path = os.fspath(path)
+    os.makedirs(path, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=path) as folder:
         unfinished = os.path.join(folder, "model")
         archive = keras.export.ExportArchive()

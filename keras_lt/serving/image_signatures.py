@@ -82,7 +82,11 @@ def _check_names(model, class_names):
         if class_names is not None:
             raise ValueError(f"`class_names` are for the signature `classify`: {reason}. Received: {class_names!r}")
         return None
-    names = [str(number) for number in range(model.num_classes)] if class_names is None else list(class_names)
-    if len(names) != model.num_classes or not all(isinstance(name, str) for name in names):
+    names = [str(number) for number in range(model.num_classes)] if class_names is None else class_names
+    if (
+        not isinstance(names, (list, tuple))
+        or len(names) != model.num_classes
+        or not all(isinstance(name, str) for name in names)
+    ):
         raise ValueError(f"`class_names` must be {model.num_classes} strings, one a class. Received: {class_names!r}")
-    return names
+    return list(names)

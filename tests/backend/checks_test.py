@@ -147,6 +147,13 @@ def test_numbers():
             check_number("x", value, 0, whole=True)
 
 
+def test_integers_of_numpy_become_those_of_python():
+    """As which they can be written to JSON, and pass where Keras asks for an `int`."""
+    assert type(check_positive_integer("n", np.int64(3))) is int
+    assert check_positive_integer("n", None, optional=True) is None
+    assert {type(value) for value in check_positive_integers("n", (np.int32(3), 4))} == {int}
+
+
 def test_check_positive_integers():
     assert check_positive_integers("filters", [6, np.int64(16)]) == (6, 16)
     assert check_positive_integers("filters", (6,)) == (6,)

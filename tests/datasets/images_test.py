@@ -122,6 +122,25 @@ def test_wrong_files(tmp_path, arrays):
         mnist(path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x_train": np.zeros((5, 4, 3))}, "images of uint8.* Received: images of float64, labels of uint8"),
+        ({"x_test": np.zeros((2, 4, 3), "uint16")}, "images of uint16"),
+        ({"x_test": np.full((2, 4, 3), "ink")}, "images of <U3"),
+        ({"y_train": np.arange(5) + 0.5}, "labels of float64"),
+        ({"y_train": np.arange(5) - 1}, "labels from -1 to 3"),
+        ({"y_test": np.array([0, 2**40])}, "labels from 0 to 1099511627776"),
+        ({"x_test": np.zeros((2, 5, 3), "uint8")}, r"one size. Received: \(4, 3\) to train with, \(5, 3\) to test"),
+        ({"x_test": np.zeros((0, 4, 3), "uint8"), "y_test": np.zeros(0, "uint8")}, r"images of shape \(0, 4, 3\)"),
+    ],
+)
+def test_wrong_arrays(tmp_path, arrays, changes, message):
+    np.savez(tmp_path / "mnist.npz", **{**arrays, **changes})
+    with pytest.raises(ValueError, match=rf"mnist\.npz must hold .*{message}"):
+        mnist(tmp_path / "mnist.npz")
+
+
 def test_another_file_in_the_folder_of_the_environment(tmp_path, monkeypatch, arrays):
     np.savez(tmp_path / "mnist.npz", **arrays)
     monkeypatch.setenv("KERAS_LT_DATA", str(tmp_path))

@@ -158,3 +158,14 @@ def test_wrong_shapes_and_arguments_are_errors():
         Highway().build((None, None))
     with pytest.raises(ValueError, match="nope"):
         Highway("nope")
+
+
+def test_integers_are_taken_as_floats():
+    layer, x = layer_of("relu"), np.array([[3, -1, 0, 2, 5]])
+    assert_close(to_numpy(layer(x)), highway(layer, x.astype("float64"), "relu"))
+
+
+@pytest.mark.parametrize("bias", [None, "a", [1, 2], np.nan, np.inf])
+def test_wrong_biases_of_the_gate(bias):
+    with pytest.raises(ValueError, match="`transform_gate_bias` must be a number"):
+        Highway(transform_gate_bias=bias)

@@ -11,6 +11,7 @@ from keras_lt.models import HighwayNetwork, LeNet, ResNet
 from keras_lt.optimizers import SmoothedRMS
 from model_testing import exported
 from testing import BACKEND, assert_close, fresh_process, needs_tensorflow, run, to_numpy
+from testing import MODES as COMPILATIONS
 
 # XLA takes longer to compile a training step than these tests to run it; JAX has nothing between XLA and one op a time.
 JIT = False if BACKEND == "tensorflow" else "auto"
@@ -114,6 +115,46 @@ def test_the_axis_that_grey_images_lack_is_named(models, name):
 def test_other_channels_than_the_first_images_had_are_an_error(models, name):
     with pytest.raises(ValueError, match=f"to have value {C}"):
         models[name](floats()[..., :1])
+
+
+@every_model
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_images_that_are_no_numbers_give_nan_and_change_no_other_row(models, name, wrong):
+    """Also where TensorFlow's relu and max-pool make numbers of them."""
+    images = floats(3)
+    images[1, 2, 3, 0] = wrong
+    for mode in COMPILATIONS if name == "lenet" else [FAST_MODE]:
+        found, features = run(mode, lambda x: (models[name](x), models[name](x, return_features=True)), images)
+        for outputs in (found, features):
+            np.testing.assert_array_equal(np.isnan(outputs).all(axis=1), [False, True, False])
+            assert np.isfinite(outputs[[0, 2]]).all()
+
+
+@every_model
+def test_empty_images_are_refused(models, name):
+    with pytest.raises(ValueError, match=r"must not be empty. Received: images of shape \(2, 0, 13, 3\)"):
+        models[name](floats()[:, :0])
+
+
+@every_model
+@pytest.mark.parametrize("wrong", [(28.0, 28, 1), (28, "28", 1), (28, 28, 1.5), (28, True, 1), (28, 28, -1)])
+def test_sizes_of_images_are_whole_numbers(name, wrong):
+    kind, sizes = MODELS[name]
+    with pytest.raises(ValueError, match="`image_shape` must be a positive integer"):
+        kind(**sizes, image_shape=wrong)
+
+
+@every_model
+def test_integers_of_numpy_are_integers(name):
+    kind, sizes = MODELS[name]
+    number = np.int64
+    arguments = {
+        key: tuple(map(number, value)) if isinstance(value, tuple) else number(value) for key, value in sizes.items()
+    }
+    model = kind(**arguments, image_shape=(number(H), number(W), number(C)))
+    assert json.loads(json.dumps(model.get_config())) == json.loads(
+        json.dumps(kind(**sizes, image_shape=(H, W, C), name=model.name).get_config())
+    )
 
 
 @every_model
@@ -257,6 +298,41 @@ def test_the_loss_of_logits(models):
     probabilities = run(FAST_MODE, models["highway"], floats(7)).astype("float64")
     assert_close(loss, float(-np.log(probabilities)[np.arange(7), labels].mean()), 2e-6)
     assert_close(accuracy, float((probabilities.argmax(axis=1) == labels).mean()))
+
+
+@pytest.mark.parametrize("labels", [[0, CLASSES], [-1, 2]])
+def test_labels_out_of_range_are_no_silent_rows(labels):
+    """An error or NaN; Keras on JAX would leave them out of the loss."""
+    for loss in ("auto", "sparse_categorical_crossentropy"):
+        model = built("highway")
+        model.compile(loss=loss, jit_compile=JIT)
+        if BACKEND == "tensorflow":
+            with pytest.raises(Exception, match="label value .* outside the valid range"):
+                model.test_on_batch(floats(), np.array(labels))
+        else:
+            assert np.isnan(model.test_on_batch(floats(), np.array(labels), return_dict=True)["loss"])
+
+
+def test_one_hot_labels():
+    model, labels = built("highway"), np.eye(CLASSES, dtype="float32")[[3, 1]]
+    model.compile(jit_compile=JIT)
+    with pytest.raises(ValueError, match=r'class ids, of shape \(B,\).*compile\(loss="categorical_crossentropy"\)'):
+        model.fit(floats(), labels, verbose=0)
+    ids = built("highway")
+    ids.compile(jit_compile=JIT)
+    model.compile(loss="categorical_crossentropy", jit_compile=JIT)
+    expected = ids.test_on_batch(floats(), np.array([3, 1]), return_dict=True)
+    assert_close(model.test_on_batch(floats(), labels, return_dict=True), expected)
+
+
+def test_what_is_thawed_after_compile_is_trained():
+    model = built("highway")
+    model.feature_layers[1].trainable = False
+    model.compile(jit_compile=JIT)
+    model.feature_layers[1].trainable = True
+    before = to_numpy(model.feature_layers[1].kernel)
+    model.train_on_batch(floats(), np.array([3, 1]))
+    assert np.abs(to_numpy(model.feature_layers[1].kernel) - before).max() > 1e-4
 
 
 # Configurations and files

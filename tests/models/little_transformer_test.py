@@ -1,5 +1,7 @@
 """LittleTransformer against NumPy written from S3 and S1, and the laws it shares with its layers."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -497,6 +499,13 @@ def test_config_holds_every_option():
         again = LittleTransformer.from_config(model.get_config())
         assert again.get_config() == model.get_config()
         assert model.get_config()[name] != LittleTransformer().get_config()[name], name
+
+
+def test_integers_of_numpy_are_integers():
+    sizes = {"vocabulary_size": 7, "max_sequence_length": 5, "num_layers": 1, "num_heads": 2, "hidden_dim": 4}
+    sizes |= {"head_dim": 3, "num_key_value_heads": 1, "intermediate_dim": 6, "window_size": 2}
+    config = LittleTransformer(**{name: np.int64(value) for name, value in sizes.items()}).get_config()
+    assert {name: json.loads(json.dumps(config))[name] for name in sizes} == sizes
 
 
 def test_quantized_is_near_and_jit_compiles():

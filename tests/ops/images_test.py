@@ -75,3 +75,13 @@ def test_zero_padding_shortcut_keeps_places_and_adds_zeros(mode, filters, stride
     np.testing.assert_array_equal(
         gradient(mode, lambda images: zero_padding_shortcut(images, filters, strides), images), kept
     )
+
+
+@pytest.mark.parametrize(("filters", "strides"), [(C - 1, 1), (C, 0), (C, -1)])
+def test_a_shortcut_that_would_lose_channels_or_turn_round_is_refused(filters, strides):
+    with pytest.raises(ValueError, match=f"Received: filters={filters}, strides={strides}, inputs of shape"):
+        zero_padding_shortcut(keras.ops.convert_to_tensor(example()), filters, strides)
+
+
+def test_lists_are_images():
+    assert_close(keras.ops.convert_to_numpy(scale_pixels([[0.5, 2.0]], "float32")), np.array([[0.5, 2.0]]))

@@ -152,7 +152,7 @@ def test_wrong_models_and_names(tmp_path):
         export_saved_model(LeNet(), tmp_path)
     model = HighwayNetwork(3, num_layers=1, hidden_dim=2, image_shape=(2, 2, 1))
     if BACKEND == "tensorflow":
-        for names in (["a", "b"], [1, 2, 3], "ab"):
+        for names in (["a", "b"], [1, 2, 3], "abc", {"a", "b", "c"}, 3):
             with pytest.raises(ValueError, match="`class_names` must be 3 strings"):
                 export_saved_model(model, tmp_path, class_names=names)
         five = HighwayNetwork(3, num_layers=1, hidden_dim=2, image_shape=(2, 2, 5))
@@ -164,4 +164,6 @@ def test_wrong_models_and_names(tmp_path):
     else:
         with pytest.raises(ValueError, match="`classify`: .*TensorFlow backend"):
             export_saved_model(model, tmp_path, class_names=NAMES)
+    with pytest.raises(TypeError, match="a model of images of keras_lt"):
+        export_saved_model(keras.Sequential(), tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
