@@ -4,4 +4,5 @@ from keras_lt.models import presets
 from keras_lt.models.highway_network import HighwayNetwork
 from keras_lt.models.lenet import LeNet
 from keras_lt.models.little_transformer import LittleTransformer
+from keras_lt.models.recurrent_lm import RecurrentLM
 from keras_lt.models.resnet import ResNet
