@@ -4,11 +4,11 @@ import keras
 from keras import activations, layers, ops
 
 from keras_lt.backend import check_positive_integer
+from keras_lt.layers.residual_block import DATA_FORMATS
 from keras_lt.models.base_model import BaseModel
 from keras_lt.ops import is_id, nan_unless, scale_pixels, to_channels_last
 
 ACTIVATIONS = ("softmax", None)
-DATA_FORMATS = ("channels_last", "channels_first")
 
 
 class ImageClassifier(BaseModel):
