@@ -2,7 +2,7 @@
 
 python examples/train_lenet.py                        # 1,438 digits, seconds
 python examples/train_lenet.py --data mnist           # 60,000, a minute or two on two CPU cores
-python examples/train_lenet.py --data my_images.npz   # x_train, y_train, x_test, y_test, grey, from 0 to 255
+python examples/train_lenet.py --data my_images.npz   # x_train ... y_test: uint8 (N, height, width), integers
 
 Prints the accuracy on the test images, draws the confusion matrix and digits that were misread, and saves the model, as
 `model.keras` and as a SavedModel that takes image files. Source: S1, "LeNet".

@@ -50,11 +50,9 @@ class ImageClassifier(BaseModel):
         self.finish_build()
 
     def __call__(self, inputs, *args, **kwargs):
-        # Keras checks the rank, too, but does not say which axis grey images lack.
+        # Keras checks the shape, too, but does not say which axis grey images lack, or what the data format is.
         if hasattr(inputs, "shape"):
-            self._check_rank(inputs.shape)
-            if 0 in tuple(inputs.shape)[1:]:
-                raise ValueError(f"Images must not be empty. Received: images of shape {tuple(inputs.shape)}")
+            self._check_inputs(inputs.shape)
         return super().__call__(inputs, *args, **kwargs)
 
     def call(self, inputs, return_features=False, training=None):
@@ -164,12 +162,24 @@ class ImageClassifier(BaseModel):
             )
         return shape[1:]
 
+    def _check_inputs(self, shape):
+        self._check_rank(shape)
+        if 0 in tuple(shape)[1:]:
+            raise ValueError(f"Images must not be empty. Received: images of shape {tuple(shape)}")
+        if self.built and any(shape[axis] not in (None, size) for axis, size in self.input_spec.axes.items()):
+            raise ValueError(
+                f"Images must have the shape {self.batch_shape}, (batch, {self._axes_names()}), None being any size. "
+                f"Received: {tuple(shape)}. The model's `data_format` is {self.data_format}"
+            )
+
     def _check_rank(self, shape):
-        if len(shape) != 4:
+        # TensorFlow gives up the rank when images of one come after those of another.
+        rank = shape.rank if hasattr(shape, "rank") else len(shape)
+        if rank != 4:
             raise ValueError(
                 f"Images must have the shape (batch, {self._axes_names()}) (`data_format` is {self.data_format}). "
-                f"Received: {tuple(shape)}. Grey images need an axis for their one channel, as `images[..., None]` "
-                "gives it"
+                f"Received: {'images of several ranks' if rank is None else tuple(shape)}. Grey images need an axis "
+                "for their one channel, as `images[..., None]` gives it"
             )
 
     def _check_image_shape(self, image_shape):

@@ -202,6 +202,14 @@ class RecurrentLM(LanguageModel):
         width = self.hidden_dim if return_features else self.vocabulary_size
         return keras.KerasTensor((batch_size, length, width), dtype=self.compute_dtype)
 
+    def _check_format(self, format):
+        super()._check_format(format)
+        if format in ("openvino", "litert"):
+            raise ValueError(
+                f'`format="{format}"` does not carry recurrent layers: their loop has no form there that its runtime '
+                'reads. Take "onnx" or "tf_saved_model"'
+            )
+
     def get_config(self):
         config = super().get_config()
         config.update(

@@ -34,8 +34,9 @@ def export_saved_model(model_or_generator, path, class_names=None):
     - where it was built for one or three channels and a known height and width also `classify`: `images` string `(B,)`,
       each an encoded PNG, JPEG, GIF (of which the first frame counts) or BMP without a palette, to `labels` string
       `(B,)` and `probabilities` float32 `(B, num_classes)`. The files are decoded, made grey for a model of one
-      channel, resized bilinearly (which averages where it shrinks) and scaled to 0 to 1. What is no such file is an
-      InvalidArgument.
+      channel, resized bilinearly (which averages where it shrinks) and scaled to 0 to 1; transparency is dropped.
+      They must look like those of the training: the digits' ink is white, their paper black. What is no such file is
+      an InvalidArgument.
 
     On JAX, Keras turns the model's call into TensorFlow, and there is `serving_default` only, for batches of one or
     more.
@@ -45,7 +46,8 @@ def export_saved_model(model_or_generator, path, class_names=None):
             model of images such as `keras_lt.models.LeNet`.
         path: Directory of the versions, as TensorFlow Serving reads it. It is made if it is not there. The model is
             written to a hidden directory in it and then renamed, so that a server never sees a half.
-        class_names: List of strings, the labels of a model of images. Defaults to `None`, the numbers of the classes.
+        class_names: List or array of strings, the labels of a model of images. Defaults to `None`, the numbers of the
+            classes.
 
     Returns:
         The directory written, `path/1` or the next free number.
@@ -67,7 +69,7 @@ def export_saved_model(model_or_generator, path, class_names=None):
     if not isinstance(model, (GenerativeMixin, ImageClassifier)):
         raise TypeError(
             "`model_or_generator` must be a TextGenerator, a language model or a model of images of keras_lt. "
-            f"Received: {type(model_or_generator).__name__}"
+            f"Received: {type(model_or_generator).__name__}. Other Keras models have `model.export(path)`"
         )
     if keras.config.backend() not in ("tensorflow", "jax"):
         raise ValueError(

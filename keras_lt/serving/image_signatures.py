@@ -1,6 +1,7 @@
 """What a served model of images does, as functions of TensorFlow tensors."""
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_lt.ops import from_channels_last
@@ -82,11 +83,8 @@ def _check_names(model, class_names):
         if class_names is not None:
             raise ValueError(f"`class_names` are for the signature `classify`: {reason}. Received: {class_names!r}")
         return None
-    names = [str(number) for number in range(model.num_classes)] if class_names is None else class_names
-    if (
-        not isinstance(names, (list, tuple))
-        or len(names) != model.num_classes
-        or not all(isinstance(name, str) for name in names)
-    ):
+    names = list(map(str, range(model.num_classes))) if class_names is None else class_names
+    is_sequence = isinstance(names, (list, tuple, np.ndarray)) and len(names) == model.num_classes
+    if not is_sequence or not all(isinstance(name, str) for name in names):
         raise ValueError(f"`class_names` must be {model.num_classes} strings, one a class. Received: {class_names!r}")
-    return list(names)
+    return [str(name) for name in names]

@@ -113,8 +113,17 @@ def test_the_axis_that_grey_images_lack_is_named(models, name):
 
 @every_model
 def test_other_channels_than_the_first_images_had_are_an_error(models, name):
-    with pytest.raises(ValueError, match=f"to have value {C}"):
+    with pytest.raises(
+        ValueError, match=rf"{C}\), \(batch, height, width, channels\), .*`data_format` is channels_last"
+    ):
         models[name](floats()[..., :1])
+
+
+def test_images_without_channels_after_others(models):
+    """TensorFlow then compiles for any rank, and the shape that came is not known."""
+    models["highway"].predict(floats(), verbose=0)
+    with pytest.raises(ValueError, match=r"images\[..., None\]"):
+        models["highway"].predict(floats()[..., 0], verbose=0)
 
 
 @every_model

@@ -8,7 +8,7 @@ from keras_lt import TextGenerator
 from keras_lt.models import RecurrentLM
 from keras_lt.optimizers import SmoothedRMS
 from keras_lt.tokenizers import CharTokenizer
-from model_testing import check_cache, check_generation, log_softmax, random_ids
+from model_testing import check_cache, check_generation, exported, log_softmax, random_ids
 from testing import (
     BACKEND,
     MODES,
@@ -538,3 +538,15 @@ def test_learns_what_takes_memory():
     unseen = np.random.default_rng(1).integers(1, 5, (64, 9)).astype("int32")
     loss = model.evaluate(unseen[:, 1:], unseen[:, :-1] * (np.arange(8) > 0), verbose=0)
     assert loss < 0.1 * np.log(4) * 7 / 8
+
+
+@needs_tensorflow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_onnx_and_what_is_refused(models, tmp_path):
+    model = models["gru"]
+    logits = exported(model, "onnx", tmp_path, input_name="token_ids")
+    for shape in ((1, 1), (3, 7)):
+        assert_close(logits(ids_of(*shape)), to_numpy(model(ids_of(*shape))), 1e-5)
+    for name in ("openvino", "litert"):
+        with pytest.raises(ValueError, match="does not carry recurrent layers"):
+            model.export(str(tmp_path / "refused"), format=name)

@@ -42,7 +42,7 @@ def colours(tmp_path_factory):
     keras.utils.set_random_seed(3)
     model = LeNet(3, data_format="channels_first", classifier_activation=None, image_shape=(3, 17, 19))
     model.set_weights([weight + 0.05 for weight in model.get_weights()])
-    names = NAMES if BACKEND == "tensorflow" else None
+    names = np.array(NAMES) if BACKEND == "tensorflow" else None
     path = export_saved_model(model, tmp_path_factory.mktemp("colours"), class_names=names)
     return model, path, tf.saved_model.load(path).signatures
 
