@@ -56,6 +56,7 @@ class ImageClassifier(BaseModel):
         return super().__call__(inputs, *args, **kwargs)
 
     def call(self, inputs, return_features=False, training=None):
+        self._check_inputs(inputs.shape)  # Keras on JAX trains and predicts without `__call__`
         images = to_channels_last(scale_pixels(inputs, self.compute_dtype), self.data_format)
         x = self._features(images, training)
         # On a CPU, TensorFlow's relu and max-pool make numbers of NaN.
