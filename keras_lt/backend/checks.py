@@ -79,7 +79,7 @@ def check_positive_integer(name, value, optional=False):
     """
     if value is None and optional:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+    if not _is_positive_integer(value):
         raise ValueError(
             f"`{name}` must be a positive integer{' or None' if optional else ''}. Received: {name}={value!r}"
         )
@@ -100,15 +100,16 @@ def check_positive_integers(name, value, length=None):
     Raises:
         ValueError: If the value is something else.
     """
-    numbers_found = tuple(value) if isinstance(value, (list, tuple)) else ()
-    good = all(
-        isinstance(item, (int, np.integer)) and not isinstance(item, bool) and item > 0 for item in numbers_found
-    )
-    right_length = len(numbers_found) == length if length else bool(numbers_found)
-    if not good or not right_length:
+    items = tuple(value) if isinstance(value, (list, tuple)) else ()
+    right_length = len(items) == length if length else bool(items)
+    if not right_length or not all(map(_is_positive_integer, items)):
         expected = f"{length} positive integers" if length else "a tuple of one or more positive integers"
         raise ValueError(f"`{name}` must be {expected}. Received: {name}={value!r}")
-    return tuple(int(item) for item in numbers_found)
+    return tuple(map(int, items))
+
+
+def _is_positive_integer(value):
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value > 0
 
 
 def check_rate(name, value):

@@ -56,8 +56,6 @@ class HighwayNetwork(ImageClassifier):
         **kwargs,
     ):
         super().__init__(num_classes, data_format, classifier_activation, image_shape, **kwargs)
-        self.num_layers = num_layers
-        self.hidden_dim = hidden_dim
         self.activation = activations.get(activation)
         self.transform_gate_bias = transform_gate_bias
         self.num_layers = check_positive_integer("num_layers", num_layers)

@@ -9,7 +9,6 @@ from keras_lt.models.language_model import LanguageModel
 from keras_lt.ops import causal_mask, combine_masks, update_cache
 
 POSITIONS = ("learned", "sinusoidal", "rotary", None)
-INPUTS = ("token_ids", "padding_mask", "segment_ids")
 
 
 @keras.saving.register_keras_serializable(package="keras_lt")
@@ -80,6 +79,8 @@ class LittleTransformer(LanguageModel):
 
     Source: S3, `LittleTransformer`; S1, "Transformer".
     """
+
+    input_keys = ("token_ids", "padding_mask", "segment_ids")
 
     def __init__(
         self,
@@ -259,14 +260,6 @@ class LittleTransformer(LanguageModel):
             cache["padding_mask"] = padding_mask
         return self._logits(self.norm(x) if self.norm_first else x), cache
 
-    def compute_mask(self, inputs, previous_mask=None):
-        return self._unpack(inputs)[1]
-
-    def compute_output_shape(self, input_shape):
-        if isinstance(input_shape, dict):
-            input_shape = input_shape["token_ids"]
-        return (*input_shape, self.vocabulary_size)
-
     def compute_output_spec(self, inputs, return_attention_scores=False, return_features=False, training=None):
         batch_size, length = self._unpack(inputs, symbolic=True)[0].shape
         width = self.hidden_dim if return_features else self.vocabulary_size
@@ -309,34 +302,6 @@ class LittleTransformer(LanguageModel):
         )
         block.build((None, None, self.hidden_dim))
         return block
-
-    def _logits(self, features):
-        if self.tie_embeddings:
-            return self.embedding.token_embedding(features, reverse=True)
-        return self.head(features)
-
-    def _unpack(self, inputs, symbolic=False):
-        """The ids, the mask of the real ones or `None`, the segments or `None`."""
-        if not isinstance(inputs, dict):
-            inputs = {"token_ids": inputs}
-        if "token_ids" not in inputs or not set(inputs) <= set(INPUTS):
-            raise ValueError(
-                f"Inputs must be ids of shape (B, T) or a dictionary with the keys {INPUTS}, of which the first is "
-                f"required. Received: the keys {tuple(inputs)}"
-            )
-        token_ids, padding_mask, segment_ids = (inputs.get(name) for name in INPUTS)
-        if token_ids is None or len(token_ids.shape) != 2:
-            shape = None if token_ids is None else tuple(token_ids.shape)
-            raise ValueError(f"`token_ids` must have the shape (B, T). Received: token_ids.shape={shape}")
-        check_shape("padding_mask", padding_mask, tuple(token_ids.shape))
-        check_shape("segment_ids", segment_ids, tuple(token_ids.shape))
-        if symbolic:
-            return token_ids, padding_mask, segment_ids
-        if padding_mask is not None:
-            padding_mask = ops.cast(padding_mask, "bool")
-        if self.mask_zero:
-            padding_mask = combine_masks(padding_mask, ops.not_equal(token_ids, 0))
-        return token_ids, padding_mask, segment_ids
 
     def _place_padding(self, padding_mask, real, start_index):
         """The mask of the cache with the new tokens in it, `(B, S)`, and the number of real ones before, `(B,)`."""

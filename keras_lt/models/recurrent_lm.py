@@ -9,7 +9,6 @@ from keras_lt.models.language_model import LanguageModel
 from keras_lt.ops import combine_masks
 
 CELLS = {"rnn": layers.SimpleRNN, "lstm": layers.LSTM, "gru": layers.GRU}
-INPUTS = ("token_ids", "padding_mask")
 
 
 @keras.saving.register_keras_serializable(package="keras_lt")
@@ -189,14 +188,6 @@ class RecurrentLM(LanguageModel):
         x, states = self._read(token_ids, cache["states"], padding_mask, training=False)
         return self._logits(x), {**cache, "states": states}
 
-    def compute_mask(self, inputs, previous_mask=None):
-        return self._unpack(inputs)[1]
-
-    def compute_output_shape(self, input_shape):
-        if isinstance(input_shape, dict):
-            input_shape = input_shape["token_ids"]
-        return (*input_shape, self.vocabulary_size)
-
     def compute_output_spec(self, inputs, return_features=False, training=None):
         batch_size, length = self._unpack(inputs, symbolic=True)[0].shape
         width = self.hidden_dim if return_features else self.vocabulary_size
@@ -277,30 +268,3 @@ class RecurrentLM(LanguageModel):
         if padding_mask is not None:
             new = [ops.where(padding_mask, one, other) for one, other in zip(new, states, strict=True)]
         return ops.expand_dims(new[0], 1), new
-
-    def _logits(self, features):
-        if self.tie_embeddings:
-            return self.embedding.token_embedding(features, reverse=True)
-        return self.head(features)
-
-    def _unpack(self, inputs, symbolic=False):
-        """The ids and the mask of the real ones or `None`."""
-        if not isinstance(inputs, dict):
-            inputs = {"token_ids": inputs}
-        if "token_ids" not in inputs or not set(inputs) <= set(INPUTS):
-            raise ValueError(
-                f"Inputs must be ids of shape (B, T) or a dictionary with the keys {INPUTS}, of which the first is "
-                f"required. Received: the keys {tuple(inputs)}"
-            )
-        token_ids, padding_mask = (inputs.get(name) for name in INPUTS)
-        if token_ids is None or len(token_ids.shape) != 2:
-            shape = None if token_ids is None else tuple(token_ids.shape)
-            raise ValueError(f"`token_ids` must have the shape (B, T). Received: token_ids.shape={shape}")
-        check_shape("padding_mask", padding_mask, tuple(token_ids.shape))
-        if symbolic:
-            return token_ids, padding_mask
-        if padding_mask is not None:
-            padding_mask = ops.cast(padding_mask, "bool")
-        if self.mask_zero:
-            padding_mask = combine_masks(padding_mask, ops.not_equal(token_ids, 0))
-        return token_ids, padding_mask
