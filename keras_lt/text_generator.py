@@ -24,6 +24,10 @@ _TOKENS_A_SEARCH = 32
 class TextGenerator:
     """Joins a model and a tokenizer: text in, text out.
 
+    What it is given, a model such as `LittleTransformer` goes on with. A model that reads a source, such as
+    `TransformerSeq2Seq`, answers to it: the texts are its sources, and targets come back. The marks that begin and end
+    a target are characters of the tokenizer's vocabulary.
+
     Args:
         model: Keras model that generates, such as `keras_lt.models.LittleTransformer`.
         tokenizer: `keras_lt.tokenizers.Tokenizer` with as many ids as the model.
@@ -97,9 +101,9 @@ class TextGenerator:
             num_samples: Integer. Number of continuations of each text. Defaults to `1`.
 
         Returns:
-            The text with its continuation, a string for a string; for a list or several samples a list, the samples of
-            one text side by side. A character that the last token leaves incomplete is left out; other bytes that
-            are no UTF-8 become U+FFFD.
+            The text with its continuation, or the answer to it alone where the model reads a source: a string for a
+            string; for a list or several samples a list, the samples of one text side by side. A character that the
+            last token leaves incomplete is left out; other bytes that are no UTF-8 become U+FFFD.
 
         Raises:
             ValueError: If an argument is out of range, or the tokenizer does not know a character.
@@ -108,7 +112,7 @@ class TextGenerator:
         sampler = _to_sampler(sampler, temperature, top_k, top_p, min_p, repetition_penalty)
         several = _to_texts(texts)
         stops = _to_stops(stop)
-        prompts = [self._encode(text) for text in several]
+        prompts = self._inputs([self._encode(text) for text in several])
         decoding = self.model.start_decoding(
             prompts, max_new_tokens, sampler, seed=seed, stop_token_ids=stop_token_ids, num_samples=num_samples
         )
@@ -125,7 +129,7 @@ class TextGenerator:
             decoding.finish([continuation.ended for continuation in continuations])
         copies = decoding.num_rows // len(several)
         results = [
-            text + continuations[first * copies + number].all()
+            ("" if self.model.reads_source else text) + continuations[first * copies + number].all()
             for first, text in enumerate(several)
             for number in range(num_samples)
         ]
@@ -171,26 +175,39 @@ class TextGenerator:
         """
         sampler = _to_sampler(sampler, temperature, top_k, top_p, min_p, repetition_penalty)
         continuation = _Continuation(self.tokenizer, _to_stops(stop))
-        pieces = self.model.stream(
-            self._encode(text), max_new_tokens, sampler, seed=seed, stop_token_ids=stop_token_ids
-        )
+        prompt = self._inputs(self._encode(text))
+        pieces = self.model.stream(prompt, max_new_tokens, sampler, seed=seed, stop_token_ids=stop_token_ids)
         return _read_pieces(pieces, continuation)
 
-    def score(self, texts: str | list[str]) -> dict[str, Any]:
+    def score(self, texts: str | list[str], targets: str | list[str] | None = None) -> dict[str, Any]:
         """The log-likelihood of texts: of each token but the first, given those before it.
+
+        Where the model reads a source, it is that of targets, given their sources: of each token and of the end.
 
         Args:
             texts: String or list of strings.
+            targets: String or list of strings, as many as texts; only where the model reads a source, which the texts
+                are then. Defaults to `None`.
 
         Returns:
             A dictionary of NumPy arrays, a number a text: `"log_likelihood"`, float32, in nats, and `"token_counts"`,
             int32, the number of tokens it is the sum over. See the model's `score`.
 
         Raises:
-            ValueError: If the tokenizer does not know a character.
+            ValueError: If the tokenizer does not know a character, or there are targets and no sources, or the other
+                way round.
             TypeError: If a text is no string.
         """
-        return self.model.score([self._encode(text) for text in _to_texts(texts)])
+        inputs = self._inputs([self._encode(text) for text in _to_texts(texts)])
+        if self.model.reads_source != (targets is not None):
+            raise ValueError(
+                f"`targets` go with a model that reads a source. Received: {type(self.model).__name__} and "
+                + ("no targets" if targets is None else "targets")
+            )
+        if targets is not None:
+            start, end = self.model.start_token_id, self.model.end_token_id
+            inputs["target"] = [[start, *self._encode(text), end] for text in _to_texts(targets)]
+        return self.model.score(inputs)
 
     def save(self, directory: str | os.PathLike) -> None:
         """Writes model and tokenizer to a directory: `model.keras`, `tokenizer.json`, `text_generator.json`.
@@ -266,6 +283,9 @@ class TextGenerator:
     def _encode(self, text: str) -> Any:
         check_text("text", text)
         return self.tokenizer.encode(text)
+
+    def _inputs(self, token_ids: Any) -> Any:
+        return {"source": token_ids} if self.model.reads_source else token_ids
 
 
 class _Continuation:

@@ -47,6 +47,7 @@ MINIMAL = {
     "activation": "relu",
     "blocks": (1, 1),
     "cell": "gru",
+    "end_token_id": 2,
     "filters": 4,
     "head_dim": 3,
     "hidden_dim": 8,
@@ -58,6 +59,7 @@ MINIMAL = {
     "num_classes": 3,
     "num_heads": 2,
     "num_layers": 1,
+    "start_token_id": 1,
     "vocabulary": "abc",
     "vocabulary_size": 11,
 }

@@ -56,7 +56,9 @@ class Decoder:
             del self._functions[next(iter(self._functions))]
         return self._functions[key]
 
-    def start(self, prompts, max_new_tokens, method, seeds, stop_token_ids, num_samples=1, num_log_probs=0):
+    def start(
+        self, prompts, max_new_tokens, method, seeds, stop_token_ids, num_samples=1, num_log_probs=0, sources=None
+    ):
         """Read prompts; nothing is generated yet.
 
         Args:
@@ -67,6 +69,7 @@ class Decoder:
             stop_token_ids: int32 array.
             num_samples: Integer. Samples of each prompt. Defaults to `1`.
             num_log_probs: Integer. Number of likeliest tokens whose log-probabilities to keep. Defaults to `0`, none.
+            sources: List of int32 arrays, what the model reads beside each prompt. Defaults to `None`, nothing.
 
         Returns:
             A `Decoding`.
@@ -81,8 +84,8 @@ class Decoder:
         read = 0 if longest == 1 else min(cache_length, max(16, 1 << (longest - 1).bit_length()))
 
         lengths = np.concatenate([lengths, np.ones(num_prompts - len(prompts), int)]).astype("int32")
-        padded = pad(prompts, num_prompts, width)
-        key = ("prefill", num_prompts, read, cache_length, copies)
+        padded, source = pad(prompts, num_prompts, width), pad_source(sources, num_prompts)
+        key = ("prefill", num_prompts, read, cache_length, copies, sources is None)
         fill = self.compiled(key, functools.partial(_prefill, self.model, cache_length, copies))
         num_rows = num_prompts * copies
         finished = np.arange(num_rows) >= len(prompts) * copies
@@ -94,7 +97,7 @@ class Decoder:
             **method.initial_state(num_rows),
         }
         state = keras.tree.map_structure(ops.convert_to_tensor, state)
-        state["cache"] = fill(ops.convert_to_tensor(padded[:, :read]), ops.convert_to_tensor(lengths))
+        state["cache"] = fill(ops.convert_to_tensor(padded[:, :read]), ops.convert_to_tensor(lengths), source)
         if num_log_probs:
             state["log_probs"] = loop.empty_log_probs((num_rows, width), num_log_probs)
         inputs = {
@@ -104,7 +107,9 @@ class Decoder:
             "settings": method.settings(),
         }
         inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
-        shapes = (num_prompts, copies, width, cache_length, len(stop_token_ids), num_log_probs)
+        if slides and source is not None:
+            inputs["source"] = keras.tree.map_structure(lambda x: ops.repeat(x, copies, axis=0), source)
+        shapes = (num_prompts, copies, width, cache_length, len(stop_token_ids), num_log_probs, sources is None)
         key = ("advance", method.loop_key(), slides, *shapes)
         go_on = self.compiled(key, functools.partial(_advance, self.model, method, limit if slides else None))
         return Decoding(go_on, state, inputs, np.repeat(lengths, copies), max_new_tokens, len(prompts) * copies)
@@ -158,9 +163,10 @@ class Decoding:
         """The ids of a row, prompt included, as an int32 array."""
         return self.token_ids[number, : self.lengths[number]].copy()
 
-    def new_tokens(self, number):
-        """The ids of a row without the prompt, as an int32 array."""
-        return self.row(number)[self.prompt_lengths[number] :]
+    def new_tokens(self, number, start=None):
+        """The ids of a row from a place on, by default those without the prompt, as an int32 array."""
+        start = self.prompt_lengths[number] if start is None else start
+        return self.token_ids[number, start : self.lengths[number]].copy()
 
     def log_probs(self, number):
         """The log-probabilities of the new tokens of a row: `"chosen"` `(n,)`, `"top_ids"` and `"top"` `(n, k)`."""
@@ -199,8 +205,18 @@ def _next_of(number, steps):
     return -(-number // step) * step
 
 
-def _prefill(model, cache_length, copies, token_ids, lengths):
-    cache = loop.prefill(model, token_ids, lengths, cache_length)
+def pad_source(sources, num_rows):
+    """Sources side by side, as `build_cache` takes them: their ids and the mask of the real ones; `None` for `None`."""
+    if sources is None:
+        return None
+    length = length_bucket(max(map(len, sources)))
+    ones = [np.ones(len(source)) for source in sources]
+    arrays = {"token_ids": pad(sources, num_rows, length), "padding_mask": pad(ones, num_rows, length).astype("bool")}
+    return keras.tree.map_structure(ops.convert_to_tensor, arrays)
+
+
+def _prefill(model, cache_length, copies, token_ids, lengths, source):
+    cache = loop.prefill(model, token_ids, lengths, cache_length, source)
     return keras.tree.map_structure(lambda x: ops.repeat(x, copies, axis=0), cache) if copies > 1 else cache
 
 

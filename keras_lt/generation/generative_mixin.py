@@ -17,12 +17,18 @@ class GenerativeMixin:
 
     The protocol is all that is known of the model:
 
-    - `build_cache(batch_size, max_length)` gives a tree of tensors whose first axis is the row;
+    - `build_cache(batch_size, max_length)` gives a tree of tensors whose first axis is the row; a model that reads a
+      source takes it as `source`, a dictionary of `"token_ids"` and `"padding_mask"`, `(B, S)`;
     - `call_with_cache(token_ids, cache, start_index, lengths=None)` gives `(logits, cache)` for one or many new tokens,
       of which only the first `lengths[b]` of row `b` are real and enter the cache; `start_index`, the number of tokens
       before them, may differ from row to row;
     - `decoding_limit`, and the attributes `max_sequence_length` and `vocabulary_size`.
     """
+
+    # Id that ends a sequence unless the caller names others, or `None`.
+    end_token_id = None
+    # Whether it answers to a source, rather than going on with what it is given.
+    reads_source = False
 
     @property
     def decoding_limit(self):
@@ -50,7 +56,8 @@ class GenerativeMixin:
         Args:
             token_ids: List of sequences of ids, one a prompt, or an array of shape `(B, T)`. Each holds a token or
                 more; a model that begins texts with a start token is given that. With `mask_zero`, trailing zeros of
-                an array are padding.
+                an array are padding. A model that reads a source takes a dictionary of `"source"` and, to go on with
+                targets that begin with the start token, `"target"`.
             max_new_tokens: Integer, 0 or more. Most tokens to generate for each prompt.
             sampler: `"greedy"`, a `keras_lt.generation.Sampler` or `BeamSearch`, or a function
                 `(logits, history) -> ids` of tensors: logits `(B, V)`, `history.token_ids` `(B, S)`,
@@ -61,7 +68,8 @@ class GenerativeMixin:
             seed: Integer, 0 or more, or one a prompt. The same seed gives the same tokens in every process; with a
                 seed a prompt, whatever the other prompts are. Defaults to `None`, drawn from Python's random numbers,
                 which `keras.utils.set_random_seed` governs.
-            stop_token_ids: Integer or list of integers. Ids that end a sequence. Defaults to `None`, none.
+            stop_token_ids: Integer or list of integers. Ids that end a sequence. Defaults to `None`: the model's
+                `end_token_id`, where it has one.
             num_samples: Integer. Number of continuations of each prompt; of a beam search the best ones. Defaults to
                 `1`.
             return_log_probs: Integer `k`. Whether to return log-probabilities as well: those of the chosen tokens and
@@ -69,7 +77,8 @@ class GenerativeMixin:
 
         Returns:
             A list of int32 arrays, the `num_samples` continuations of the first prompt, then those of the second, ...:
-            prompt included, stop token not. With `return_log_probs` a pair of it and a list of dictionaries, one a
+            prompt included, stop token not; a start token that was not passed is not there either. With
+            `return_log_probs` a pair of it and a list of dictionaries, one a
             continuation of `n` new tokens: `"chosen"`, float32 of shape `(n,)`, `"top_ids"`, int32, and `"top"`,
             float32, of shape `(n, k)`. They are the model's own, in nats, before the sampler's settings.
 
@@ -85,7 +94,8 @@ class GenerativeMixin:
         decoding.advance()
         copies = to_method(sampler).rows_per_prompt(num_samples)
         numbers = [first + n for first in range(0, decoding.num_rows, copies) for n in range(num_samples)]
-        rows = [decoding.row(number) for number in numbers]
+        first = 0 if self._has_prompts(token_ids) else 1
+        rows = [decoding.new_tokens(number, first) for number in numbers]
         return (rows, [decoding.log_probs(number) for number in numbers]) if return_log_probs else rows
 
     def stream(self, token_ids, max_new_tokens, sampler="greedy", seed=None, stop_token_ids=None):
@@ -94,7 +104,7 @@ class GenerativeMixin:
         They come in pieces, each from one call of the compiled loop, as many tokens as take about 20 milliseconds.
 
         Args:
-            token_ids: Sequence of ids of rank 1, a token or more.
+            token_ids: Sequence of ids of rank 1, a token or more; for a model that reads a source a dictionary of such.
             max_new_tokens: As in `generate`.
             sampler: As in `generate`, but no beam search, which decides at the end. Defaults to `"greedy"`.
             seed: Integer. As in `generate`. Defaults to `None`.
@@ -109,7 +119,8 @@ class GenerativeMixin:
         """
         if to_method(sampler).rows_per_prompt(1) > 1:
             raise ValueError(f"A beam search cannot be streamed: it decides at the end. Received: sampler={sampler!r}")
-        decoding = self.start_decoding([token_ids], max_new_tokens, sampler, None, seed, stop_token_ids)
+        one = {name: [ids] for name, ids in token_ids.items()} if isinstance(token_ids, dict) else [token_ids]
+        decoding = self.start_decoding(one, max_new_tokens, sampler, None, seed, stop_token_ids)
         return _pieces(decoding)
 
     def score(self, token_ids, lengths=None):
@@ -119,7 +130,9 @@ class GenerativeMixin:
         ones, as in `generate`; that takes a window for each such token.
 
         Args:
-            token_ids: List of sequences of ids, or an array of shape `(B, T)`. With `mask_zero`, zeros are padding.
+            token_ids: List of sequences of ids, or an array of shape `(B, T)`. With `mask_zero`, zeros are padding. A
+                model that reads a source takes a dictionary of `"source"` and `"target"`, the target beginning with
+                the start token, and ending with the end token if that is to count.
             lengths: Integers of shape `(B,)`: how many ids of each sequence are real. Defaults to `None`, all.
 
         Returns:
@@ -130,7 +143,8 @@ class GenerativeMixin:
             ValueError: If an id is out of range or shapes do not fit.
             TypeError: If the ids are no numbers.
         """
-        return score(self._get_decoder(), to_rows(token_ids, self.vocabulary_size, lengths), self._real)
+        rows, sources = self._to_rows(token_ids, lengths)
+        return score(self._get_decoder(), rows, self._real, sources)
 
     def _get_decoder(self):
         if not hasattr(self, "_decoder"):
@@ -167,10 +181,10 @@ class GenerativeMixin:
         check_number("return_log_probs", num_log_probs, 0, self.vocabulary_size, whole=True)
         check_positive_integer("num_samples", num_samples)
         method = to_method(sampler)
+        if stop_token_ids is None:
+            stop_token_ids = self.end_token_id
         stop_token_ids = to_stop_token_ids(stop_token_ids, self.vocabulary_size)
-        prompts = to_rows(token_ids, self.vocabulary_size, lengths)
-        if lengths is None and not isinstance(token_ids, (list, tuple)):
-            prompts = [self._without_padding(prompt) for prompt in prompts]
+        prompts, sources = self._to_prompts(token_ids, lengths)
         copies = method.rows_per_prompt(num_samples)
         seeds = to_seeds(seed, len(prompts), copies)
         for number, prompt in enumerate(prompts):
@@ -182,8 +196,23 @@ class GenerativeMixin:
         if not prompts:
             return None
         return self._get_decoder().start(
-            prompts, int(max_new_tokens), method, seeds, stop_token_ids, num_samples, int(num_log_probs)
+            prompts, int(max_new_tokens), method, seeds, stop_token_ids, num_samples, int(num_log_probs), sources
         )
+
+    def _has_prompts(self, token_ids):
+        """Whether the caller gave the tokens that are continued."""
+        return True
+
+    def _to_rows(self, token_ids, lengths):
+        """The sequences as a list of int32 arrays, and another of their sources or `None`."""
+        return to_rows(token_ids, self.vocabulary_size, lengths), None
+
+    def _to_prompts(self, token_ids, lengths):
+        """The same, without the padding of an array."""
+        prompts, sources = self._to_rows(token_ids, lengths)
+        if lengths is None and not isinstance(token_ids, (list, tuple)):
+            prompts = [self._without_padding(prompt) for prompt in prompts]
+        return prompts, sources
 
     def _real(self, token_ids):
         return self.compute_mask(token_ids, None)
@@ -201,7 +230,7 @@ def _pieces(decoding):
         before, start = int(decoding.lengths[0]), time.perf_counter()
         decoding.advance(size)
         seconds = time.perf_counter() - start
-        piece = decoding.row(0)[before:]
+        piece = decoding.new_tokens(0, before)
         if len(piece):
             yield piece
         # At most twice as many: the first calls are slow for other reasons.

@@ -3,7 +3,7 @@
 The state is a dictionary of tensors whose first axis is the row: `token_ids` `(B, W)`, of which the first `lengths`
 are there; `finished` and `failed`; the `cache`, which holds all tokens but the last; what the decoding method keeps;
 and, if asked for, log-probabilities. The inputs are `targets`, the length at which each row pauses, `stop_token_ids`,
-and what the decoding method reads.
+what the decoding method reads, and, where a model that reads a `source` may slide, that.
 """
 
 import keras
@@ -13,7 +13,12 @@ from keras import ops
 from keras_lt.ops import is_id
 
 
-def prefill(model, token_ids, lengths, cache_length):
+def empty_cache(model, batch_size, max_length, source=None):
+    """A cache before the first token; the model is given the source it reads, if there is one."""
+    return model.build_cache(batch_size, max_length, **({} if source is None else {"source": source}))
+
+
+def prefill(model, token_ids, lengths, cache_length, source=None):
     """Make a cache that holds the prompts but for the last token of each.
 
     Args:
@@ -21,11 +26,12 @@ def prefill(model, token_ids, lengths, cache_length):
         token_ids: int32 tensor of shape `(B, P)`, the prompts, or as much of them as the cache can hold.
         lengths: int32 tensor of shape `(B,)`: how many tokens the prompts have.
         cache_length: Integer. Number of tokens the cache can hold.
+        source: As `build_cache` takes it. Defaults to `None`, for a model that reads none.
 
     Returns:
         The cache.
     """
-    cache = model.build_cache(ops.shape(token_ids)[0], cache_length)
+    cache = empty_cache(model, ops.shape(token_ids)[0], cache_length, source)
     if token_ids.shape[1] == 0:
         return cache
     lengths = ops.clip(lengths - 1, 0, ops.shape(token_ids)[1])
@@ -70,17 +76,17 @@ def advance(model, method, state, inputs, limit=None):
     def sliding_step(state):
         places = ops.maximum(state["lengths"][:, None] - limit + ops.arange(limit, dtype="int32"), 0)
         window = ops.take_along_axis(state["token_ids"], places, axis=1)
-        return append(method, state, inputs, is_active(state), logits_after(model, window))
+        return append(method, state, inputs, is_active(state), logits_after(model, window, inputs.get("source")))
 
     state = ops.while_loop(lambda state: ops.any(is_active(state)), sliding_step, state)
     return {**state, "cache": cache}
 
 
-def logits_after(model, window):
+def logits_after(model, window, source=None):
     """The logits after a window of as many tokens as the model can look at, `(B, T)`: a tensor of shape `(B, V)`."""
     limit = window.shape[1]
     # In two calls: only the last token needs its logits, and what nobody reads is not computed.
-    cache = prefill(model, window[:, :-1], ops.full_like(window[:, 0], limit), limit)
+    cache = prefill(model, window[:, :-1], ops.full_like(window[:, 0], limit), limit, source)
     return model.call_with_cache(window[:, -1:], cache, limit - 1)[0][:, 0]
 
 

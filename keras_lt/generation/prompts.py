@@ -11,23 +11,24 @@ from keras_lt.generation.function_sampler import FunctionSampler
 from keras_lt.generation.sampler import Sampler
 
 
-def to_rows(token_ids, vocabulary_size, lengths=None):
+def to_rows(token_ids, vocabulary_size, lengths=None, name="token_ids"):
     """The sequences as a list of int32 arrays.
 
     Args:
         token_ids: List of lists (or arrays) of ids, or an array or tensor of shape `(B, T)`.
         vocabulary_size: Integer. Ids must lie below it.
         lengths: Integers of shape `(B,)`: how many ids of each row are real. Defaults to `None`, all.
+        name: String. What errors call the ids. Defaults to `"token_ids"`.
 
     Raises:
         ValueError: If shapes do not fit, or an id is out of range.
         TypeError: If the ids are no numbers.
     """
-    rows = [_to_array(row) for row in _split(token_ids)]
+    rows = [_to_array(row) for row in _split(token_ids, name)]
     if any(row.ndim != 1 for row in rows):
         wrong = next(row for row in rows if row.ndim != 1)
         raise ValueError(
-            "`token_ids` must be a list of sequences of ids, or an array of shape (B, T): for a single sequence, "
+            f"`{name}` must be a list of sequences of ids, or an array of shape (B, T): for a single sequence, "
             f"[sequence]. Received: an entry of rank {wrong.ndim}"
         )
     if lengths is not None:
@@ -42,7 +43,7 @@ def to_rows(token_ids, vocabulary_size, lengths=None):
                 raise ValueError(f"`lengths[{number}]` must be from 0 to {len(row)}. Received: {length}")
         rows = [row[:length] for row, length in zip(rows, lengths, strict=True)]
     for number, row in enumerate(rows):
-        check_ids(row, vocabulary_size, name=f"token_ids[{number}]")
+        check_ids(row, vocabulary_size, name=f"{name}[{number}]")
     return [row.astype("int32") for row in rows]
 
 
@@ -103,18 +104,18 @@ def to_seeds(seed, num_prompts, copies):
     return np.repeat(seeds, copies), streams.astype("int32")
 
 
-def _split(token_ids):
+def _split(token_ids, name):
     if isinstance(token_ids, (list, tuple)):
         return token_ids
     if keras.ops.is_tensor(token_ids) or isinstance(token_ids, np.ndarray):
         if len(token_ids.shape) != 2:
             raise ValueError(
-                "`token_ids` must be a list of sequences of ids, or an array of shape (B, T). "
+                f"`{name}` must be a list of sequences of ids, or an array of shape (B, T). "
                 f"Received: shape {tuple(token_ids.shape)}"
             )
         return list(_to_array(token_ids))
     raise TypeError(
-        "`token_ids` must be a list of sequences of ids, or an array of shape (B, T). For text there is "
+        f"`{name}` must be a list of sequences of ids, or an array of shape (B, T). For text there is "
         f"keras_lt.TextGenerator. Received: {type(token_ids).__name__}"
     )
 

@@ -1,18 +1,12 @@
 import keras
-from keras import activations, initializers, layers, ops
 
-from keras_lt.backend import check_positive_integer, check_rate
-from keras_lt.layers import TokenPositionEmbedding, TransformerBlock
-from keras_lt.layers.composite_layer import check_shape
-from keras_lt.layers.initialization import spawn_initializer, spawn_seed
-from keras_lt.models.language_model import LanguageModel
-from keras_lt.ops import causal_mask, combine_masks, update_cache
-
-POSITIONS = ("learned", "sinusoidal", "rotary", None)
+from keras_lt.backend import check_positive_integer
+from keras_lt.generation.generative_mixin import GenerativeMixin
+from keras_lt.models.transformer_model import TransformerModel
 
 
 @keras.saving.register_keras_serializable(package="keras_lt")
-class LittleTransformer(LanguageModel):
+class LittleTransformer(GenerativeMixin, TransformerModel):
     """A decoder-only Transformer: token ids in, logits of the next token out.
 
     `X = E[id] + P[position]`; `num_layers` times a `TransformerBlock`; with `norm_first` a last layer normalisation;
@@ -81,6 +75,7 @@ class LittleTransformer(LanguageModel):
     """
 
     input_keys = ("token_ids", "padding_mask", "segment_ids")
+    positions = ("learned", "sinusoidal", "rotary", None)
 
     def __init__(
         self,
@@ -110,87 +105,50 @@ class LittleTransformer(LanguageModel):
         seed=None,
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        self.vocabulary_size = vocabulary_size
-        self.max_sequence_length = max_sequence_length
-        self.num_layers = num_layers
-        self.num_heads = num_heads
-        self.hidden_dim = hidden_dim
-        self.head_dim = head_dim
-        self.num_key_value_heads = num_key_value_heads
-        self.intermediate_dim = intermediate_dim
-        self.activation = activations.get(activation)
-        self.gated = gated
-        self.norm_first = norm_first
-        self.position = position
-        self.window_size = window_size
-        self.scale_embeddings = scale_embeddings
-        self.tie_embeddings = tie_embeddings
-        self.attention_bias = attention_bias
-        self.feed_forward_bias = feed_forward_bias
-        self.dropout = dropout
-        self.layer_norm_epsilon = layer_norm_epsilon
-        self.mask_zero = mask_zero
-        self.embeddings_initializer = initializers.get(embeddings_initializer)
-        self.kernel_initializer = initializers.get(kernel_initializer)
-        self.bias_initializer = initializers.get(bias_initializer)
-        self.seed = seed
-        self.supports_masking = True
-        # Ids stay what they are: float16 does not hold them.
-        self.autocast = False
-        self._check_arguments()
+        super().__init__(
+            vocabulary_size=vocabulary_size,
+            max_sequence_length=max_sequence_length,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            hidden_dim=hidden_dim,
+            head_dim=head_dim,
+            num_key_value_heads=num_key_value_heads,
+            intermediate_dim=intermediate_dim,
+            activation=activation,
+            gated=gated,
+            norm_first=norm_first,
+            position=position,
+            scale_embeddings=scale_embeddings,
+            tie_embeddings=tie_embeddings,
+            attention_bias=attention_bias,
+            feed_forward_bias=feed_forward_bias,
+            dropout=dropout,
+            layer_norm_epsilon=layer_norm_epsilon,
+            mask_zero=mask_zero,
+            embeddings_initializer=embeddings_initializer,
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            seed=seed,
+            **kwargs,
+        )
+        self.window_size = check_positive_integer("window_size", window_size, optional=True)
         self.build((None, None))
 
     def build(self, input_shape):
         if self.built:
             return
-        self.embedding = TokenPositionEmbedding(
-            self.vocabulary_size,
-            self.max_sequence_length,
-            self.hidden_dim,
-            position=None if self.position == "rotary" else self.position,
-            scale=self.scale_embeddings,
-            mask_zero=self.mask_zero,
-            embeddings_initializer=self.embeddings_initializer,
-            dtype=self.dtype_policy,
-            name="embedding",
-        )
-        self.embedding.build((None, None))
-        self.dropout_layer = layers.Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy, name="dropout")
-        self.dropout_layer.build((None, None, self.hidden_dim))
-        self.blocks = [self._build_block(number) for number in range(self.num_layers)]
-        features_shape = (None, None, self.hidden_dim)
-        if self.norm_first:
-            self.norm = layers.LayerNormalization(epsilon=self.layer_norm_epsilon, dtype=self.dtype_policy, name="norm")
-            self.norm.build(features_shape)
-        if not self.tie_embeddings:
-            self.head = layers.Dense(
-                self.vocabulary_size,
-                kernel_initializer=spawn_initializer(self.kernel_initializer, 16 * self.num_layers),
-                bias_initializer=self.bias_initializer,
-                dtype=self.dtype_policy,
-                name="head",
-            )
-            self.head.build(features_shape)
+        self._build_embedding()
+        attention = {"window_size": self.window_size, "rotary": self.position == "rotary"}
+        self.blocks = [self._build_block(f"block_{n}", n, **attention) for n in range(self.num_layers)]
+        self.norm = self._build_norm("norm")
+        self._build_head(16 * self.num_layers)
 
     def call(self, inputs, return_attention_scores=False, return_features=False, training=None):
         token_ids, padding_mask, segment_ids = self._unpack(inputs)
         attention_mask, positions = self._segments(segment_ids, padding_mask)
-        x = self.embedding(token_ids, padding_mask=padding_mask, positions=positions)  # (B, T, D)
-        x = self.dropout_layer(x, training=training)
-        scores = []
-        for block in self.blocks:
-            x = block(
-                x,
-                padding_mask=padding_mask,
-                attention_mask=attention_mask,
-                return_attention_scores=return_attention_scores,
-                training=training,
-            )
-            if return_attention_scores:
-                x, block_scores = x
-                scores.append(block_scores)
-        outputs = self.norm(x) if self.norm_first else x
+        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
+        x = self._embed(token_ids, training, padding_mask=padding_mask, positions=positions)
+        outputs, scores = self._through(self.blocks, self.norm, x, return_attention_scores, training=training, **masks)
         if not return_features:
             outputs = self._logits(outputs)  # (B, T, V)
         return (outputs, scores) if return_attention_scores else outputs
@@ -215,10 +173,8 @@ class LittleTransformer(LanguageModel):
             A dictionary of tensors whose first axis is the row: `"blocks"`, the keys and values of each block, and
             with `mask_zero` `"padding_mask"`, `(B, S)`.
         """
-        cache = {"blocks": [block.build_cache(batch_size, max_length) for block in self.blocks]}
-        if self.mask_zero:
-            cache["padding_mask"] = ops.zeros((batch_size, max_length), "bool")
-        return cache
+        block_caches = [block.build_cache(batch_size, max_length) for block in self.blocks]
+        return self._empty_cache(batch_size, max_length, block_caches)
 
     def call_with_cache(self, token_ids, cache, start_index, lengths=None):
         """Logits of new tokens, given the cache of those before them.
@@ -233,124 +189,15 @@ class LittleTransformer(LanguageModel):
         Returns:
             A pair of the logits, `(B, T, V)`, and the new cache.
         """
-        token_ids, _, _ = self._unpack(ops.convert_to_tensor(token_ids))
-        check_shape("lengths", lengths, (token_ids.shape[0],))
-        real = None
-        # A single token that is not real may enter the cache: the next real one takes its place before it is seen.
-        if lengths is not None and token_ids.shape[1] != 1:
-            real = ops.arange(ops.shape(token_ids)[1], dtype="int32") < ops.cast(lengths, "int32")[:, None]
-            token_ids = ops.where(real, token_ids, 0)
-        padding_mask, position_start = None, start_index
-        if self.mask_zero:
-            real = combine_masks(real, ops.not_equal(token_ids, 0))
-            padding_mask, position_start = self._place_padding(cache["padding_mask"], real, start_index)
-        if self.decoding_limit is None:
-            positions = {"positions": ops.zeros_like(token_ids)}  # no table, no limit: one is as good as another
-        else:
-            positions = {"start_index": position_start}
-        x = self.embedding(token_ids, padding_mask=real, **positions)  # (B, T, D)
-        block_caches = []
-        for block, block_cache in zip(self.blocks, cache["blocks"], strict=True):
-            x, block_cache = block(
-                x, padding_mask=padding_mask, cache=block_cache, start_index=start_index, training=False
-            )
-            block_caches.append(block_cache)
-        cache = {**cache, "blocks": block_caches}
-        if self.mask_zero:
-            cache["padding_mask"] = padding_mask
-        return self._logits(self.norm(x) if self.norm_first else x), cache
+        return self._decode(self.blocks, self.norm, token_ids, cache, start_index, lengths)
 
     def compute_output_spec(self, inputs, return_attention_scores=False, return_features=False, training=None):
         batch_size, length = self._unpack(inputs, symbolic=True)[0].shape
         width = self.hidden_dim if return_features else self.vocabulary_size
-        outputs = keras.KerasTensor((batch_size, length, width), dtype=self.compute_dtype)
+        outputs = self._symbolic(batch_size, length, width)
         if not return_attention_scores:
             return outputs
-        scores_shape = (batch_size, self.num_heads, length, length)
-        scores = [keras.KerasTensor(scores_shape, dtype=self.compute_dtype) for _ in self.blocks]
-        return outputs, scores
-
-    def _check_arguments(self):
-        for name in ("vocabulary_size", "num_layers", "num_heads", "hidden_dim"):
-            setattr(self, name, check_positive_integer(name, getattr(self, name)))
-        for name in ("max_sequence_length", "head_dim", "num_key_value_heads", "intermediate_dim", "window_size"):
-            setattr(self, name, check_positive_integer(name, getattr(self, name), optional=True))
-        check_rate("dropout", self.dropout)
-        if self.position not in POSITIONS:
-            raise ValueError(f"`position` must be one of {POSITIONS}. Received: position={self.position!r}")
-
-    def _build_block(self, number):
-        block = TransformerBlock(
-            self.num_heads,
-            head_dim=self.head_dim,
-            num_key_value_heads=self.num_key_value_heads,
-            intermediate_dim=self.intermediate_dim,
-            activation=self.activation,
-            gated=self.gated,
-            norm_first=self.norm_first,
-            window_size=self.window_size,
-            rotary=self.position == "rotary",
-            attention_bias=self.attention_bias,
-            feed_forward_bias=self.feed_forward_bias,
-            dropout=self.dropout,
-            layer_norm_epsilon=self.layer_norm_epsilon,
-            kernel_initializer=spawn_initializer(self.kernel_initializer, 16 * number),
-            bias_initializer=self.bias_initializer,
-            seed=spawn_seed(self.seed, 4 * number + 1),
-            dtype=self.dtype_policy,
-            name=f"block_{number}",
-        )
-        block.build((None, None, self.hidden_dim))
-        return block
-
-    def _place_padding(self, padding_mask, real, start_index):
-        """The mask of the cache with the new tokens in it, `(B, S)`, and the number of real ones before, `(B,)`."""
-        starts = ops.reshape(ops.cast(start_index, "int32"), (-1, 1))
-        before = ops.arange(ops.shape(padding_mask)[1], dtype="int32") < starts
-        count = ops.sum(ops.cast(ops.logical_and(padding_mask, before), "int32"), axis=1)
-        placed = update_cache(padding_mask[:, None, :, None], real[:, None, :, None], start_index)
-        return placed[:, 0, :, 0], count
-
-    def _segments(self, segment_ids, padding_mask):
-        """Which token may look at which, `(B, T, T)`, and the position of each in its segment, `(B, T)`."""
-        if segment_ids is None:
-            return None, None
-        together = ops.equal(ops.expand_dims(segment_ids, 2), ops.expand_dims(segment_ids, 1))
-        length = ops.shape(segment_ids)[1]
-        before = combine_masks(together, causal_mask(length, length))
-        if padding_mask is not None:
-            before = combine_masks(before, ops.expand_dims(padding_mask, 1))
-        positions = ops.maximum(ops.sum(ops.cast(before, "int32"), axis=-1) - 1, 0)
-        return together, positions
+        return outputs, [self._symbolic(batch_size, self.num_heads, length, length) for _ in self.blocks]
 
     def get_config(self):
-        config = super().get_config()
-        config.update(
-            {
-                "vocabulary_size": self.vocabulary_size,
-                "max_sequence_length": self.max_sequence_length,
-                "num_layers": self.num_layers,
-                "num_heads": self.num_heads,
-                "hidden_dim": self.hidden_dim,
-                "head_dim": self.head_dim,
-                "num_key_value_heads": self.num_key_value_heads,
-                "intermediate_dim": self.intermediate_dim,
-                "activation": activations.serialize(self.activation),
-                "gated": self.gated,
-                "norm_first": self.norm_first,
-                "position": self.position,
-                "window_size": self.window_size,
-                "scale_embeddings": self.scale_embeddings,
-                "tie_embeddings": self.tie_embeddings,
-                "attention_bias": self.attention_bias,
-                "feed_forward_bias": self.feed_forward_bias,
-                "dropout": self.dropout,
-                "layer_norm_epsilon": self.layer_norm_epsilon,
-                "mask_zero": self.mask_zero,
-                "embeddings_initializer": initializers.serialize(self.embeddings_initializer),
-                "kernel_initializer": initializers.serialize(self.kernel_initializer),
-                "bias_initializer": initializers.serialize(self.bias_initializer),
-                "seed": self.seed,
-            }
-        )
-        return config
+        return {**super().get_config(), "window_size": self.window_size}

@@ -3,9 +3,10 @@ import tempfile
 
 import keras
 
-from keras_lt.generation.generative_mixin import GenerativeMixin
 from keras_lt.models.image_classifier import ImageClassifier
-from keras_lt.serving import image_signatures, language_signatures
+from keras_lt.models.language_model import LanguageModel
+from keras_lt.models.seq2seq_mixin import Seq2SeqMixin
+from keras_lt.serving import image_signatures, language_signatures, seq2seq_signatures
 from keras_lt.text_generator import TextGenerator
 
 
@@ -26,6 +27,16 @@ def export_saved_model(model_or_generator, path, class_names=None):
     Python, a seed standing for all rows. A prompt that is empty, is no UTF-8 or holds a character that the vocabulary
     lacks, an id to continue or a setting out of range: an InvalidArgument says what came. `serving_default` answers ids
     out of range, and more tokens than the model looks at, with NaN.
+
+    Where the model reads a source, such as `TransformerSeq2Seq`, the signatures are:
+
+    - `serving_default`: `source` int32 `(B, S)`, `source_lengths` int32 `(B,)` and `target` int32 `(B, T)` to `logits`;
+    - `generate_ids`: `source`, `source_lengths` and the settings to `token_ids` int32 `(B, max_new_tokens)`, the answer
+      without start and end token, and `lengths`;
+    - with a `TextGenerator` of characters or bytes also `generate`: `prompts`, the sources, and the settings to
+      `texts`, the answers; and `score`: `texts` and `targets` string `(B,)` to `log_likelihood` and `token_counts`.
+
+    A model that neither goes on nor answers, `TransformerEncoder`, has `serving_default` alone.
 
     The signatures of a model of images are:
 
@@ -66,7 +77,7 @@ def export_saved_model(model_or_generator, path, class_names=None):
     """
     is_generator = isinstance(model_or_generator, TextGenerator)
     model = model_or_generator.model if is_generator else model_or_generator
-    if not isinstance(model, (GenerativeMixin, ImageClassifier)):
+    if not isinstance(model, (LanguageModel, ImageClassifier)):
         raise TypeError(
             "`model_or_generator` must be a TextGenerator, a language model or a model of images of keras_lt. "
             f"Received: {type(model_or_generator).__name__}. Other Keras models have `model.export(path)`"
@@ -85,7 +96,8 @@ def export_saved_model(model_or_generator, path, class_names=None):
     elif class_names is not None:
         raise ValueError(f"`class_names` are for a model of images. Received: {type(model).__name__}")
     else:
-        endpoints = language_signatures.endpoints(model, model_or_generator.tokenizer if is_generator else None)
+        signatures = seq2seq_signatures if isinstance(model, Seq2SeqMixin) else language_signatures
+        endpoints = signatures.endpoints(model, model_or_generator.tokenizer if is_generator else None)
     path = os.fspath(path)
     os.makedirs(path, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=path) as folder:

@@ -104,7 +104,7 @@ def forward(model, ids, phi="tanh"):
     """The logits of one sequence in float64."""
     table = to_numpy(model.embedding.token_embedding.embeddings.value).astype("float64")
     step, sequence = STEPS[model.cell], table[ids]
-    for layer in model.recurrent_layers:
+    for layer in model.recurrent_stack.recurrent_layers:
         names = ("kernel", "recurrent_kernel", "bias")
         w1, w2, b = (to_numpy(getattr(layer.cell, name).value).astype("float64") for name in names)
         states, outputs = [np.zeros(model.hidden_dim)] * (2 if model.cell == "lstm" else 1), []
@@ -149,13 +149,15 @@ def test_number_of_parameters():
 
 
 def test_forget_gate_starts_open():
-    layer = RecurrentLM(V, "lstm", hidden_dim=D, recurrent_initializer="zeros").recurrent_layers[0]
+    layer = RecurrentLM(V, "lstm", hidden_dim=D, recurrent_initializer="zeros").recurrent_stack.recurrent_layers[0]
     np.testing.assert_array_equal(to_numpy(layer.cell.bias.value), np.repeat([0, 1, 0, 0], D))
 
 
 def test_cudnn_is_not_used(models):
     """It refuses padding before the last token, and XLA, which compiles training and decoding, refuses it."""
-    assert not any(layer.use_cudnn for cell in ("lstm", "gru") for layer in models[cell].recurrent_layers)
+    assert not any(
+        layer.use_cudnn for cell in ("lstm", "gru") for layer in models[cell].recurrent_stack.recurrent_layers
+    )
 
 
 # Decoding
@@ -379,7 +381,7 @@ def test_config_holds_every_option():
     assert RecurrentLM.from_config(config).get_config() == config
     for name in OPTIONS:
         assert config[name] != default[name], name
-    assert [layer.cell.units for layer in model.recurrent_layers] == [24] * 3
+    assert [layer.cell.units for layer in model.recurrent_stack.recurrent_layers] == [24] * 3
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
@@ -525,7 +527,11 @@ def test_dropout_acts_in_training_only_and_by_its_seed(models):
     assert_close(plain, np.stack([forward(one, row) for row in ids]), 2e-6)
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - third).max() > 0.1 and np.abs(first - plain).max() > 0.1
-    assert len({layer.seed for layer in one.dropout_layers}) == len(one.dropout_layers) == 3
+    assert (
+        len({layer.seed for layer in one.recurrent_stack.dropout_layers})
+        == len(one.recurrent_stack.dropout_layers)
+        == 3
+    )
 
 
 def test_learns_what_takes_memory():

@@ -1,0 +1,87 @@
+import numpy as np
+from keras import ops
+
+from keras_lt.backend import check_number
+from keras_lt.generation.generative_mixin import GenerativeMixin
+from keras_lt.generation.prompts import to_rows
+from keras_lt.layers.composite_layer import check_shape
+from keras_lt.models.language_model import check_ids_shape
+
+
+class Seq2SeqMixin(GenerativeMixin):
+    """What the models share that read a source and write a target: their inputs, and what decoding begins with."""
+
+    input_keys = ("source", "target", "source_padding_mask", "target_padding_mask")
+    id_keys = ("source", "target")
+    reads_source = True
+
+    def _check_marks(self):
+        for name in ("start_token_id", "end_token_id"):
+            value = getattr(self, name)
+            # Where id 0 is padding, no mark can be 0.
+            check_number(name, value, int(self.mask_zero), self.vocabulary_size - 1, whole=True)
+            setattr(self, name, int(value))
+
+    def _unpack(self, inputs, symbolic=False):
+        """The source, the mask of its real ids or `None`, the target and its mask."""
+        source, target, source_mask, target_mask = self._by_key(inputs)
+        check_shape("target", target, (source.shape[0], None))
+        source_mask = self._to_mask("source_padding_mask", source_mask, source, symbolic)
+        return source, source_mask, target, self._to_mask("target_padding_mask", target_mask, target, symbolic)
+
+    def _unpack_source(self, source):
+        """The same of a source alone, as `build_cache` takes it."""
+        if source is None:
+            raise ValueError(f"{type(self).__name__} reads a source: pass `source` to `build_cache`. Received: None")
+        source = source if isinstance(source, dict) else {"token_ids": source}
+        token_ids, padding_mask = source["token_ids"], source.get("padding_mask")
+        check_ids_shape('source["token_ids"]', token_ids)
+        return token_ids, self._to_mask('source["padding_mask"]', padding_mask, token_ids)
+
+    def compute_mask(self, inputs, previous_mask=None):
+        return self._unpack(inputs)[3]
+
+    def _has_prompts(self, token_ids):
+        return "target" in token_ids
+
+    def _to_rows(self, token_ids, lengths):
+        if not isinstance(token_ids, dict) or "source" not in token_ids or not set(token_ids) <= set(self.input_keys):
+            received = f"the keys {tuple(token_ids)}" if isinstance(token_ids, dict) else type(token_ids).__name__
+            raise ValueError(
+                f'{type(self).__name__} takes a dictionary of "source" and, for `score` or to go on with it, "target", '
+                f"each a list of sequences of ids or an array. Received: {received}"
+            )
+        sources = self._real_rows(token_ids, "source")
+        for number, source in enumerate(sources):
+            if not len(source):
+                raise ValueError(f"Source {number} is empty: there is nothing to read")
+        if "target" not in token_ids:
+            if lengths is not None:
+                raise ValueError('`lengths` are of the targets. Received: lengths and no "target"')
+            return [np.array([self.start_token_id], "int32") for _ in sources], sources
+        targets = self._real_rows(token_ids, "target", lengths)
+        if len(targets) != len(sources):
+            raise ValueError(f"There must be a target for each source. Received: {len(sources)}, {len(targets)}")
+        return targets, sources
+
+    def _real_rows(self, token_ids, name, lengths=None):
+        rows = to_rows(token_ids[name], self.vocabulary_size, lengths, name=name)
+        masks = token_ids.get(f"{name}_padding_mask")
+        if masks is not None:
+            masks = np.asarray(ops.convert_to_numpy(masks)).astype("bool")
+            check_shape(f"{name}_padding_mask", masks, np.shape(token_ids[name]))
+            rows = [row[mask[: len(row)]] for row, mask in zip(rows, masks, strict=True)]
+        return [row[row != 0] for row in rows] if self.mask_zero else rows
+
+    def _to_prompts(self, token_ids, lengths):
+        return self._to_rows(token_ids, lengths)
+
+    def score(self, token_ids, lengths=None):
+        if isinstance(token_ids, dict) and "target" not in token_ids:
+            raise ValueError('To score, pass targets beside the sources. Received: no "target"')
+        return super().score(token_ids, lengths)
+
+    score.__doc__ = GenerativeMixin.score.__doc__
+
+    def _real(self, token_ids):
+        return self._to_mask("target_padding_mask", None, token_ids)
