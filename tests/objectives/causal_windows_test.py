@@ -9,22 +9,7 @@ import pytest
 
 from keras_lt.objectives import causal_windows
 
-MODULE = importlib.import_module("keras_lt.objectives.causal_windows")
-
-
-@pytest.fixture(params=["tf.data", "PyDataset"])
-def kind(request, monkeypatch):
-    """Runs a test with TensorFlow, and as if it were not installed."""
-    if request.param == "PyDataset":
-        monkeypatch.setitem(sys.modules, "tensorflow", None)
-    else:
-        pytest.importorskip("tensorflow")
-    return request.param
-
-
-@pytest.fixture
-def no_tensorflow(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
+MODULE = importlib.import_module("keras_lt.objectives.batches")
 
 
 def to_list(dataset):
@@ -58,7 +43,7 @@ def starts(batches):
 )
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_pass_is_every_window_once(kind, monkeypatch, num_ids, sequence_length, batch_size, stride, shuffle):
-    monkeypatch.setattr(MODULE, "_IDS_PER_GROUP", 130)  # some three batches of the first case
+    monkeypatch.setattr(MODULE, "_NUMBERS_PER_GROUP", 130)  # some three batches of the first case
     offsets = list(range(0, num_ids - sequence_length, stride))
 
     dataset = causal_windows(np.arange(num_ids), sequence_length, batch_size, stride, shuffle=shuffle, seed=5)
@@ -166,7 +151,7 @@ def test_repeat_goes_through_the_passes_and_skip_finds_any_step(kind):
 
 def test_without_tensorflow_the_batches_are_the_same(monkeypatch):
     tf = pytest.importorskip("tensorflow")
-    monkeypatch.setattr(MODULE, "_IDS_PER_GROUP", 300)
+    monkeypatch.setattr(MODULE, "_NUMBERS_PER_GROUP", 300)
     for num_ids, sequence_length, batch_size, stride, seed in [(401, 7, 8, 1, -5), (111, 3, 5, 2, 2**40 + 1)]:
         ids = np.random.default_rng(0).integers(0, 11, num_ids)
         arguments = (ids, sequence_length, batch_size, stride, 0.3)

@@ -1,0 +1,99 @@
+"""Checks of ids where they enter a dataset."""
+
+import keras
+import numpy as np
+
+from keras_lt.backend.checks import check_ids
+from keras_lt.objectives.random_numbers import NUMBER_LIMIT
+
+
+def as_integers(values, name):
+    """The values as a NumPy array of rank 1.
+
+    Args:
+        values: A list, a NumPy array of any integer type or a tensor.
+        name: String. What the error calls the values.
+
+    Returns:
+        An array; one without items may be of any type.
+
+    Raises:
+        ValueError: If they are not integers of rank 1.
+    """
+    if keras.ops.is_tensor(values):
+        values = keras.ops.convert_to_numpy(values)
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"`{name}` must have rank 1. Received: shape {array.shape}")
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"`{name}` must be integers. Received: {array.dtype}")
+    return array
+
+
+def checked_ids(token_ids, vocabulary_size, name="token_ids"):
+    """The ids as a NumPy array of int32.
+
+    Args:
+        token_ids: A list, a NumPy array of any integer type or a tensor, of rank 1.
+        vocabulary_size: Positive integer, above every id, or `None`.
+        name: String. What the error calls the ids. Defaults to `"token_ids"`.
+
+    Returns:
+        An int32 array, the one that was given where it is one.
+
+    Raises:
+        ValueError: If they are not integers of rank 1, or one is negative or not below `vocabulary_size`.
+    """
+    ids = as_integers(token_ids, name)
+    size, what = vocabulary_size, "vocabulary_size"
+    if size is None:
+        size, what = NUMBER_LIMIT, "the limit of int32"
+    # Only where an id is wrong, since finding the first takes several arrays of the size of a whole corpus.
+    if ids.size and (ids.min() < 0 or ids.max() >= size):
+        check_ids(ids, size, name=name, what=what)
+    return ids.astype("int32", copy=False)
+
+
+def checked_special_ids(vocabulary_size, **special_ids):
+    """The ids that stand for no token of a text.
+
+    Args:
+        vocabulary_size: Positive integer, above every id, or `None`.
+        **special_ids: An integer, or a list of them, by the name of the argument that gave it.
+
+    Returns:
+        A list of Python's integers in the order given.
+
+    Raises:
+        ValueError: If one is no integer or out of range, or if two are the same.
+    """
+    found = {}
+    for name, value in special_ids.items():
+        values = value if isinstance(value, (list, tuple, range, np.ndarray)) else [value]
+        if any(isinstance(item, bool) for item in values):
+            raise ValueError(f"`{name}` must be integers. Received: {value!r}")
+        for item in checked_ids(list(values), vocabulary_size, name).tolist():
+            if item in found:
+                raise ValueError(f"Special ids must differ. Received: {item} in {found[item]} and in {name}")
+            found[item] = name
+    return list(found)
+
+
+def check_absent(special_ids, token_ids, name="token_ids"):
+    """Raise a `ValueError` if an id that a dataset puts in by itself stands in the text already.
+
+    Args:
+        special_ids: List of integers.
+        token_ids: Array of rank 1.
+        name: String. What the error calls the ids. Defaults to `"token_ids"`.
+
+    Raises:
+        ValueError: If one of them does.
+    """
+    wrong = np.isin(token_ids, special_ids)
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        raise ValueError(
+            f"`{name}` must not hold the special ids {list(special_ids)}. "
+            f"Received: {int(token_ids[place])} at [{place}], and {int(wrong.sum()) - 1} more"
+        )
