@@ -79,21 +79,56 @@ def checked_special_ids(vocabulary_size, **special_ids):
     return list(found)
 
 
-def check_absent(special_ids, token_ids, name="token_ids"):
+def checked_id_lists(texts, vocabulary_size, name, may_be_empty=False):
+    """The ids of several texts, one text behind the other, and the texts' lengths.
+
+    Args:
+        texts: List of lists, NumPy arrays of any integer type or tensors, each of rank 1.
+        vocabulary_size: Positive integer, above every id, or `None`.
+        name: String. What the error calls the texts.
+        may_be_empty: Boolean. Whether a text may hold no id. Defaults to `False`.
+
+    Returns:
+        An int32 array of all ids, and an int64 array of lengths.
+
+    Raises:
+        ValueError: If there is no text, or one is empty that may not be, not of integers of rank 1, or holds an id that
+            is negative or not below `vocabulary_size`.
+    """
+    if isinstance(texts, (str, bytes)) or not hasattr(texts, "__iter__"):
+        raise ValueError(f"`{name}` must be a list of texts, each of them integers. Received: {texts!r}")
+    arrays = [as_integers(text, f"{name}[{number}]") for number, text in enumerate(texts)]
+    if not arrays:
+        raise ValueError(f"`{name}` must hold one text or more. Received: none")
+    lengths = np.array([len(array) for array in arrays], "int64")
+    if not may_be_empty and not lengths.min():
+        raise ValueError(f"`{name}` must not be empty. Received: no id in {name}[{int(lengths.argmin())}]")
+    checked = [checked_ids(array, vocabulary_size, f"{name}[{number}]") for number, array in enumerate(arrays)]
+    return np.concatenate(checked), lengths
+
+
+def check_absent(special_ids, token_ids, name="token_ids", lengths=None):
     """Raise a `ValueError` if an id that a dataset puts in by itself stands in the text already.
 
     Args:
         special_ids: List of integers.
         token_ids: Array of rank 1.
         name: String. What the error calls the ids. Defaults to `"token_ids"`.
+        lengths: Array of rank 1, the lengths of the texts that `token_ids` are made of. Defaults to `None`, one text.
 
     Raises:
         ValueError: If one of them does.
     """
     wrong = np.isin(token_ids, special_ids)
-    if wrong.any():
-        place = int(np.argmax(wrong))
-        raise ValueError(
-            f"`{name}` must not hold the special ids {list(special_ids)}. "
-            f"Received: {int(token_ids[place])} at [{place}], and {int(wrong.sum()) - 1} more"
-        )
+    if not wrong.any():
+        return
+    place, where = int(np.argmax(wrong)), ""
+    received = int(token_ids[place])
+    if lengths is not None:
+        ends = np.cumsum(lengths)
+        number = int(np.searchsorted(ends, place, side="right"))
+        place, where = place - int(ends[number] - lengths[number]), f" of {name}[{number}]"
+    raise ValueError(
+        f"`{name}` must not hold the special ids {list(special_ids)}. "
+        f"Received: {received} at [{place}]{where}, and {int(wrong.sum()) - 1} more"
+    )
