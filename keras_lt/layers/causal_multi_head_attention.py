@@ -7,6 +7,7 @@ from keras_lt.layers.composite_layer import check_shape, pack_results
 from keras_lt.layers.multi_head_attention import MultiHeadAttention, heads_kernel
 from keras_lt.ops.cache import place_mask, update_cache
 from keras_lt.ops.ids import nan_unless
+from keras_lt.ops.local_attention import local_attention
 from keras_lt.ops.masks import causal_mask, combine_masks, expand_mask, expand_padding_mask
 from keras_lt.ops.positions import rotary_embedding
 
@@ -28,7 +29,9 @@ class CausalMultiHeadAttention(MultiHeadAttention):
         num_key_value_heads: Integer. Number `K` of key and value heads, each serving `N / K` query heads. Defaults to
             `None`, that is `N`.
         use_bias: Boolean. Whether the four projections have biases. Defaults to `False`.
-        window_size: Integer. Number of positions a query sees, its own included. Defaults to `None`, all before it.
+        window_size: Integer. Number `w` of positions a query sees, its own included. Time and memory then grow as
+            `T w` in place of `T T` (`ops.local_attention`), unless a cache, an `attention_mask` or
+            `return_attention_scores` asks for the full matrix. Defaults to `None`, all before it.
         rotary: Boolean. Whether queries and keys are rotated by an angle that grows with the position, base 10,000.
             Keys are cached rotated. Defaults to `False`.
         dropout: Float. Share of the attention weights set to 0 in training. Defaults to `0.0`.
@@ -61,7 +64,7 @@ class CausalMultiHeadAttention(MultiHeadAttention):
     >>> layer(np.random.rand(2, 7, 32)).shape
     (2, 7, 32)
 
-    Source: S1, `SelfAtt`; S3, `multi_heads_attention`.
+    Source: S1, `SelfAtt`; S3, `multi_heads_attention`; S2, restricted self-attention (`window_size`).
     """
 
     def __init__(
@@ -129,8 +132,14 @@ class CausalMultiHeadAttention(MultiHeadAttention):
             key = update_cache(cache["key"], key, start_index)
             value = update_cache(cache["value"], value, start_index)
             cache = {"key": key, "value": value}
-        visible = self._visible(query, key, cache, start_index, (mask, inputs_mask), padding_mask, attention_mask)
-        output, scores = self._attend(query, key, value, visible, return_attention_scores, training)
+        real = self._real_keys(query, key, cache, start_index, (mask, inputs_mask), padding_mask)
+        if cache is None and attention_mask is None and not return_attention_scores and self._blocks_pay(query):
+            context, scores = self._attend_locally(query, key, value, real, training), None
+        else:
+            # Without a cache the keys start where the queries do.
+            visible = self._visible(query, key, 0 if cache is None else start_index, real, attention_mask)
+            context, scores = self._attend(query, key, value, visible, return_attention_scores, training)
+        output = self.output_projection(context)
         if cache is not None:
             output = nan_unless(within, output)
         return pack_results(output, scores if return_attention_scores else None, cache)
@@ -183,20 +192,35 @@ class CausalMultiHeadAttention(MultiHeadAttention):
         num_heads, num_key_heads, _ = self._parts()
         return [num_heads, num_heads + num_key_heads]
 
-    def _visible(self, query, key, cache, start_index, implicit_masks, padding_mask, attention_mask):
-        """Every mask joined: booleans that broadcast to (B, N, T, S)."""
-        batch_size, length, key_length = query.shape[0], query.shape[2], key.shape[2]
-        # Without a cache the keys start where the queries do.
-        first_query = 0 if cache is None else start_index
-        visible = causal_mask(ops.shape(query)[2], ops.shape(key)[2], first_query, self.window_size)
-        masks = [expand_mask(visible, length, key_length)]
+    def _real_keys(self, query, key, cache, start_index, implicit_masks, padding_mask):
+        """The padding masks joined: booleans of shape (B, 1, 1, S), or None."""
+        batch_size, key_length = query.shape[0], key.shape[2]
+        masks = []
         for mask in implicit_masks:
             if cache is not None:
                 mask = place_mask(mask, ops.shape(key)[2], start_index)
             masks.append(expand_padding_mask(mask, key_length, batch_size, "mask"))
-        masks.append(expand_padding_mask(padding_mask, key_length, batch_size))
-        masks.append(self._expand_attention_mask(attention_mask, batch_size, length, key_length))
-        return combine_masks(*masks)
+        return combine_masks(*masks, expand_padding_mask(padding_mask, key_length, batch_size))
+
+    def _visible(self, query, key, first_query, real, attention_mask):
+        """Every mask joined: booleans that broadcast to (B, N, T, S)."""
+        length, key_length = query.shape[2], key.shape[2]
+        causal = causal_mask(ops.shape(query)[2], ops.shape(key)[2], first_query, self.window_size)
+        attention_mask = self._expand_attention_mask(attention_mask, query.shape[0], length, key_length)
+        return combine_masks(expand_mask(causal, length, key_length), real, attention_mask)
+
+    def _blocks_pay(self, query):
+        """Whether blocks of two windows are less than the full matrix, or may be, the length being unknown."""
+        length = query.shape[2]
+        # While JAX exports for every length, a length is an expression that cannot be compared.
+        return self.window_size is not None and not (isinstance(length, int) and length <= 2 * self.window_size)
+
+    def _attend_locally(self, query, key, value, real, training):
+        def attention(*blocks):
+            return self._attend(*blocks, return_attention_scores=False, training=training)[0]
+
+        real = None if real is None else ops.squeeze(real, (1, 2))
+        return local_attention(query, key, value, self.window_size, real, attention)
 
     def _check_within_cache(self, start_index, query, cache):
         """Which positions lie inside the cache, `(B or 1, T, 1)`; an error where one does not and this can be seen."""

@@ -90,8 +90,8 @@ class CrossAttention(MultiHeadAttention):
         )
         if visible is not None:
             visible = ops.logical_and(visible, ops.ones((ops.shape(query)[2], 1), "bool"))  # (B, N or 1, T, S)
-        output, scores = self._attend(query, keys["key"], keys["value"], visible, return_attention_scores, training)
-        return pack_results(output, scores if return_attention_scores else None, cache)
+        context, scores = self._attend(query, keys["key"], keys["value"], visible, return_attention_scores, training)
+        return pack_results(self.output_projection(context), scores if return_attention_scores else None, cache)
 
     def build_cache(self, context):
         """Compute the keys and values of a context.

@@ -89,12 +89,11 @@ class MultiHeadAttention(CompositeLayer):
         self.dropout_layer = layers.Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy, name="dropout")
 
     def _attend(self, query, key, value, mask, return_attention_scores, training):
-        """Heads `(B, N, T, H)` and `(B, K, S, H)` to the output `(B, T, D)` and the scores `(B, N, T, S)` or None."""
+        """Heads `(B, N, T, H)` and `(B, K, S, H)` to the context `(B, N, T, H)` and the scores, or None if unneeded."""
         if not return_attention_scores and not (self.dropout and training):
-            return self.output_projection(dot_product_attention(query, key, value, mask)), None
+            return dot_product_attention(query, key, value, mask), None
         weights = attention_weights(query, key, mask)
-        context = attend(self.dropout_layer(weights, training=training), value)
-        return self.output_projection(context), weights
+        return attend(self.dropout_layer(weights, training=training), value), weights
 
     def _expand_attention_mask(self, mask, batch_size, query_length, key_length):
         if mask is None:

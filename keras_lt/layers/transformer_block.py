@@ -27,7 +27,8 @@ class TransformerBlock(CompositeLayer):
         gated: Boolean. Whether the feed-forward network is gated. Defaults to `False`.
         norm_first: Boolean. Whether normalisation comes before each half (S3) or after it (S1). Defaults to `True`.
         causal: Boolean. Whether no position looks at a later one. Defaults to `True`.
-        window_size: Integer. Number of positions a query sees. Defaults to `None`, all before it.
+        window_size: Integer. Number of positions a query sees, at a cost that grows with it in place of the length.
+            Defaults to `None`, all before it.
         rotary: Boolean. Whether queries and keys are rotated by their positions. Defaults to `False`.
         attention_bias: Boolean. Whether the projections of the attention have biases. Defaults to `False`.
         feed_forward_bias: Boolean. Whether the feed-forward network has biases. Defaults to `True`.

@@ -31,7 +31,8 @@ class LittleTransformer(GenerativeMixin, TransformerModel):
             each half (S1). Defaults to `True`.
         position: `"learned"` (S3), `"sinusoidal"` (S1), `"rotary"`, or `None` for no positions. Defaults to
             `"learned"`.
-        window_size: Integer. Number of positions a query sees. Defaults to `None`, all before it.
+        window_size: Integer. Number of positions a query sees; time and memory then grow in proportion to the length,
+            unless there are `segment_ids` or scores are asked for. Defaults to `None`, all before it.
         scale_embeddings: Boolean. Whether token embeddings are multiplied by `sqrt(D)` (S1). Defaults to `False`.
         tie_embeddings: Boolean. Whether the head is the embedding table, without a bias (S1). Defaults to `False`.
         attention_bias: Boolean. Whether the projections of the attention have biases. Defaults to `False`.

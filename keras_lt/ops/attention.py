@@ -40,7 +40,7 @@ def dot_product_attention(query, key, value, mask=None, scale=None):
     Source: S1, `Attention`; S3, `attention`.
     """
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
-    _check_shapes(query=(query, "BNTH"), key=(key, "BKSH"), value=(value, "BKSH"))
+    check_attention_shapes(query=(query, "BNTH"), key=(key, "BKSH"), value=(value, "BKSH"))
     mask, bias = _boolean_and_bias(mask, query, key)
     # Keras's kernels round an added mask to the dtype of the query: in float16, -1e9 becomes minus infinity.
     if bias is not None or not _has_kernel(query.dtype):
@@ -74,7 +74,7 @@ def attention_weights(query, key, mask=None, scale=None):
     Source: S1, `Attention`; S2, `alpha`; S3, `attention`.
     """
     query, key = ops.convert_to_tensor(query), ops.convert_to_tensor(key)
-    _check_shapes(query=(query, "BNTH"), key=(key, "BKSH"))
+    check_attention_shapes(query=(query, "BNTH"), key=(key, "BKSH"))
     return _weights(query, key, *_boolean_and_bias(mask, query, key), scale)
 
 
@@ -94,7 +94,7 @@ def attend(weights, value):
     Source: S1, `Attention`; S3, `attention`.
     """
     weights, value = ops.convert_to_tensor(weights), ops.convert_to_tensor(value)
-    _check_shapes(weights=(weights, "BNTS"), value=(value, "BKSH"))
+    check_attention_shapes(weights=(weights, "BNTS"), value=(value, "BKSH"))
     context = ops.einsum("bkts,bksh->bkth", _group(weights, value.shape[1]), value)
     return _ungroup(context, weights.shape[1], ops.shape(weights)[2])
 
@@ -152,7 +152,7 @@ def _has_key(mask, dtype):
     return ops.cast(ops.any(mask, axis=-1, keepdims=True), dtype)
 
 
-def _check_shapes(**tensors):
+def check_attention_shapes(**tensors):
     """Raise unless the tensors, `name=(tensor, letters)`, have one size for each letter and N is a multiple of K."""
     sizes, fit = {}, True
     for tensor, letters in tensors.values():

@@ -20,7 +20,17 @@ from layer_testing import (
     masking_embedding,
     multi_head_attention,
 )
-from testing import MODES, assert_close, gradient, needs_jax, needs_torch, run, to_numpy, weight_gradient
+from testing import (
+    MODES,
+    assert_close,
+    gradient,
+    needs_jax,
+    needs_tensorflow,
+    needs_torch,
+    run,
+    to_numpy,
+    weight_gradient,
+)
 
 B, T, D, S = 3, 7, 11, 13
 SMALL = {"num_heads": 5, "head_dim": 2}
@@ -383,6 +393,66 @@ def test_the_mask_goes_on_to_the_next_layer():
     x = masking_embedding(17, D)(token_ids)
     output, _ = layer_of("plain")(x, return_attention_scores=True)
     np.testing.assert_array_equal(to_numpy(implicit_mask(output)), token_ids != 0)
+
+
+# Window
+
+
+@every_mode
+@pytest.mark.parametrize("option", ["window", "everything"])
+def test_padding_of_a_text_of_many_windows(option, mode):
+    """Where no attention mask is given and no scores are asked for, it is computed in blocks."""
+    layer, random = layer_of(option), np.random.default_rng(7)
+    x, mask = random.normal(size=(B, 17, D)).astype("float32"), np.ones((2, B, 17), bool)
+    mask[0, 0, :6], mask[0, 1, 13:], mask[1, 2, 4:9] = False, False, False
+
+    def function(x, mask, padding_mask):
+        return layer(x, mask=mask, padding_mask=padding_mask), layer(x, inputs_mask=padding_mask), layer(x)
+
+    results = run(mode, function, x, *mask)
+
+    for result, visible in zip(results, [mask.all(axis=0), mask[1], np.ones_like(mask[0])], strict=True):
+        assert_close(result, expected_attention(layer, float64(x), float64(x), visible[:, None, None])[0])
+    bias = to_numpy(layer.output_projection.bias.value) if layer.use_bias else np.zeros(D, "float32")
+    np.testing.assert_array_equal(results[0][0, :6], np.broadcast_to(bias, (6, D)))
+    np.testing.assert_array_equal(results[0][2, 6:9], np.broadcast_to(bias, (3, D)))
+
+
+@every_mode
+def test_dropout_drops_its_share_of_each_block(mode):
+    ones = keras.initializers.Constant(0.5)
+    layer = CausalMultiHeadAttention(1, window_size=2, dropout=0.4, seed=11, kernel_initializer=ones)
+    layer.build((None, None, 2))
+    x = np.ones((1500, 5, 2), "float32")
+
+    plain, dropped = run(mode, lambda x: (layer(x), layer(x, training=True)), x)
+
+    # All keys are alike, and every output is 1 times the share of the weights that is kept, over 0.6.
+    assert_close(plain, np.ones_like(x))
+    kept = dropped[..., 0] * 0.6
+    assert_close(kept, np.round(2 * kept) / 2)
+    for t, shares in enumerate([{0: 0.4, 1: 0.6}] + [{0: 0.16, 0.5: 0.48, 1: 0.36}] * 4):
+        for value, share in shares.items():
+            assert abs(np.isclose(kept[:, t], value).mean() - share) < 0.06  # 4.5 standard deviations
+    assert abs(np.corrcoef(kept[:, 2], kept[:, 4])[0, 1]) < 0.12  # the blocks drop differently
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("mode", ["graph", "jit"])
+def test_a_window_on_texts_of_unknown_length(mode):
+    import tensorflow as tf
+
+    layer = layer_of("everything")
+    signature = [tf.TensorSpec((None, None, D)), tf.TensorSpec((None, None), "bool")]
+    function = tf.function(
+        lambda x, mask: layer(x, padding_mask=mask), input_signature=signature, jit_compile=mode == "jit"
+    )
+    for length in (0, 1, 3, 17):
+        x, *_ = example("everything")
+        x, mask = np.resize(x, (B, length, D)), np.ones((B, length), bool)
+        mask[0, :2] = False
+        expected, _ = expected_attention(layer, float64(x), float64(x), mask[:, None, None])
+        assert_close(function(x, mask), expected)
 
 
 # Cache

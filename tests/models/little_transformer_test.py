@@ -280,6 +280,46 @@ def test_compile_auto():
         model.fit(x, y, verbose=0)
 
 
+def largest_tensor(model, length):
+    """Number of elements of the largest tensor in a training step's forward and backward pass, which is only traced."""
+
+    def total(token_ids):
+        return keras.ops.sum(model(token_ids, training=True))
+
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        @tf.function
+        def step(token_ids):
+            with tf.GradientTape() as tape:
+                value = total(token_ids)
+            return tape.gradient(value, model.trainable_weights)
+
+        graph = step.get_concrete_function(tf.TensorSpec((1, length), "int32")).graph
+        return max(x.shape.num_elements() or 0 for operation in graph.get_operations() for x in operation.outputs)
+    import jax
+
+    def total_of_weights(values):
+        with keras.StatelessScope(state_mapping=list(zip(model.trainable_variables, values, strict=True))):
+            return total(np.zeros((1, length), "int32"))
+
+    def largest(jaxpr):
+        inner = [getattr(value, "jaxpr", value) for line in jaxpr.eqns for value in line.params.values()]
+        sizes = [x.aval.size for line in jaxpr.eqns for x in line.outvars]
+        return max(sizes + [largest(value) for value in inner if hasattr(value, "eqns")])
+
+    return largest(jax.make_jaxpr(jax.grad(total_of_weights))([x.value for x in model.trainable_variables]).jaxpr)
+
+
+def test_a_window_makes_no_matrix_of_all_positions():
+    """No mask, no scores, no gradient of either: the largest tensor is the scores of blocks of two windows."""
+    length, window_size = 8192, 64
+    arguments = {"num_layers": 1, "position": "rotary", "max_sequence_length": None, "dropout": 0.1, "mask_zero": True}
+    windowed, full = (small(window_size=size, **arguments) for size in (window_size, None))
+    assert largest_tensor(windowed, length) == 3 * length * 2 * window_size
+    assert largest_tensor(full, length) == 3 * length * length
+
+
 def test_scores_and_features():
     model, ids = small(), random_ids(2, 7)
     logits, scores = model(ids, return_attention_scores=True)
