@@ -2,6 +2,7 @@
 
 from keras_lt.ops.activations import gelu, gelu_tanh
 from keras_lt.ops.attention import attend, attention_weights, dot_product_attention
+from keras_lt.ops.bayes import bayes_posterior
 from keras_lt.ops.cache import update_cache
 from keras_lt.ops.cross_entropy import cross_entropy
 from keras_lt.ops.highway import highway
