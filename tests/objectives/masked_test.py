@@ -75,15 +75,15 @@ def test_draws_are_independent(no_tensorflow):
     datasets = [masked(ids, length, 8000, MASK, SIZE, 0.5, shuffle=False, seed=seed) for seed in (1, 2)]
     draws = [joined(dataset) for dataset in (datasets[0], datasets[0], datasets[1])]
     one, other, reseeded = (weight for _, _, weight in draws)
-    _, validation = masked(text(16000), length, 8000, MASK, SIZE, 0.5, validation_split=0.5, seed=1)
-    held_out = joined(validation)[2]
+    split = masked(text(16000), length, 8000, MASK, SIZE, 0.5, None, length, 0.5, shuffle=False, seed=1)
+    trained, held_out = (joined(dataset)[2] for dataset in split)
 
     def correlation(first, second):
         return abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) * np.sqrt(first.size)
 
     assert correlation(one, other) < 5
     assert correlation(one, reseeded) < 5
-    assert correlation(one[: len(held_out)], held_out) < 5
+    assert correlation(trained, held_out) < 5
     for lag in (1, 2, 7):
         assert correlation(one[:, lag:], one[:, :-lag]) < 5
         assert correlation(one[lag:], one[:-lag]) < 5
