@@ -20,6 +20,7 @@ SMALL = {
     "examples/train_text.py": "--steps 2 --sample 3 --data small.txt --output small_run --restart",
     "examples/train_lenet.py": "--data digits --limit 40 --epochs 1 --output small_run/lenet",
     "examples/degradation.py": "--depths 2 3 --seeds 1 --steps 2 --learning-rates 0.01 --output small_run/d.png",
+    "examples/translate_dates.py": "--steps 2 --output small_run/dates",
     "examples/translation_invariance.py": "--epochs 1 --seeds 1 --output small_run/t.png",
     "examples/generate_text.py": "--model small_run --prompt The --max-new-tokens 3",
     "examples/export_saved_model.py": "--model small_run --output small_run/served",

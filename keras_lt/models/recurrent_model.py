@@ -55,13 +55,17 @@ class RecurrentModel(LanguageModel):
             raise ValueError(f"`cell` must be one of {tuple(CELLS)}. Received: cell={cell!r}")
 
     def _build_embedding(self):
+        initializer = self.embeddings_initializer
+        if initializer is None:
+            # The inputs of a cell should be of the size of its states: it learns much more slowly from small ones.
+            initializer = initializers.RandomNormal(stddev=1.0)
         self.embedding = TokenPositionEmbedding(
             self.vocabulary_size,
             None,
             self.hidden_dim,
             position=None,
             mask_zero=self.mask_zero,
-            embeddings_initializer=self.embeddings_initializer,
+            embeddings_initializer=initializer,
             dtype=self.dtype_policy,
             name="embedding",
         )

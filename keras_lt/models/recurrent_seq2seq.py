@@ -37,7 +37,7 @@ class RecurrentSeq2Seq(Seq2SeqMixin, RecurrentModel):
             `0.0`.
         mask_zero: Boolean. Whether id 0 is padding. Defaults to `False`.
         embeddings_initializer: Initializer of the embedding table. Defaults to `None`, that is normal with standard
-            deviation 0.02.
+            deviation 1.
         kernel_initializer: Initializer of the kernels that read inputs. Defaults to `"glorot_uniform"`.
         recurrent_initializer: Initializer of the kernels that read states. Defaults to `"orthogonal"`.
         bias_initializer: Initializer of the biases, but for that of the forget gate of `"lstm"`, which starts at 1.
