@@ -22,6 +22,9 @@ SMALL = {
     "examples/degradation.py": "--depths 2 3 --seeds 1 --steps 2 --learning-rates 0.01 --output small_run/d.png",
     "examples/translate_dates.py": "--steps 2 --output small_run/dates",
     "examples/translation_invariance.py": "--epochs 1 --seeds 1 --output small_run/t.png",
+    "examples/train_recurrent.py": "--cells rnn transformer --parameters 900 --steps 2 --data small.txt "
+    "--output small_run/recurrent",
+    "examples/gradient_clipping.py": "--thresholds inf 1 --seeds 1 --steps 2 --output small_run/g.png",
     "examples/generate_text.py": "--model small_run --prompt The --max-new-tokens 3",
     "examples/export_saved_model.py": "--model small_run --output small_run/served",
     "tools/stress_saved_model.py": "--model small_run/served/1 --threads 2 --seconds 1 --max-new-tokens 3 --prompt The",
