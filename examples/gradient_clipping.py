@@ -1,7 +1,7 @@
 """A recurrent network has to remember the first symbol of a row: with and without clipping its gradients.
 
-S2: powers of `w_2` make gradients explode or vanish; `g <- min(1, theta / |g|) g` answers the first. An RNN with relu and
-`w_2` from the identity, reads one of four symbols, 29 others and a question mark, and names the first.
+S2: powers of `w_2` make gradients explode or vanish; `g <- min(1, theta / |g|) g` answers the first. An RNN with relu,
+`w_2` from the identity, reads one of four symbols, 29 others and a question mark, and has to name the first.
 
 python examples/gradient_clipping.py                                           # two minutes on two CPU cores
 python examples/gradient_clipping.py --thresholds inf --learning-rate 0.0003   # does a small rate do, too?
