@@ -14,7 +14,6 @@ import importlib.util
 import pathlib
 import random
 import sys
-import time
 
 WIDTHS = {"attention": 64, "no attention": 77, "transformer": 48}  # of about as many parameters
 PAD, START, END = "\0\2\3"  # characters that no text holds; padding has the id 0
@@ -90,18 +89,17 @@ def main(arguments):
     print(f"{len(train):,} pairs to train with, such as {train[0]}; {len(test):,} on other days to test with")
     generators, rows = {}, []
     for name in arguments.models:
-        model, begin = make_model(name, arguments, **shared), time.perf_counter()
+        model = make_model(name, arguments, **shared)
         print(f"\n{name}: {model.count_params():,} parameters")
         loss = model.fit(batches, shuffle=False, verbose=1 if sys.stdout.isatty() else 2).history["loss"][-1]
-        seconds = time.perf_counter() - begin
         generators[name] = generator = keras_lt.TextGenerator(model, tokenizer)
         generator.save(arguments.output / name.replace(" ", "_"))
         answers = generator.generate([source for source, _ in test], 12)
         wrong = [(source, answer) for (source, target), answer in zip(test, answers, strict=True) if answer != target]
         print(*(f"wrong: {source!r} -> {answer!r}" for source, answer in wrong[:3]), sep="\n")
         exact, size = 100 - 100 * len(wrong) / len(test), model.count_params()
-        rows.append(f"{name:13} {size:10,} {seconds:8.0f} {loss:8.4f} {exact:8.2f} %")
-    print("\nmodel         parameters  seconds     loss  exact match", *rows, sep="\n")
+        rows.append(f"{name:13} {size:10,} {loss:8.4f} {exact:8.2f} %")
+    print("\nmodel         parameters     loss  exact match", *rows, sep="\n")
     for text in arguments.translate:
         print(f"{text}: " + ", ".join(f"{generator.generate(text, 12)} ({n})" for n, generator in generators.items()))
     if looking := {name: generator for name, generator in generators.items() if name != "no attention"}:
