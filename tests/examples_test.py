@@ -27,6 +27,8 @@ SMALL = {
     "examples/gradient_clipping.py": "--thresholds inf 1 --seeds 1 --steps 2 --output small_run/g.png",
     "examples/generate_text.py": "--model small_run --prompt The --max-new-tokens 3",
     "examples/export_saved_model.py": "--model small_run --output small_run/served",
+    "tools/cost_table.py": "--lengths 8 16 --widths 4 8 --spans 2 4 --path-lengths 3 5 --seconds 0 "
+    "--output small_run/c.png",
     "tools/stress_saved_model.py": "--model small_run/served/1 --threads 2 --seconds 1 --max-new-tokens 3 --prompt The",
     "examples/serve_saved_model.py": "--model small_run/served --prompt The --max-new-tokens 3 "
     "--tokenizer small_run/tokenizer.json",
