@@ -15,6 +15,7 @@ Prints tables, then one JSON line, and draws.
 """
 
 import argparse
+import importlib.util
 import json
 import pathlib
 import sys
@@ -90,7 +91,7 @@ def measure(kind: str, n: int, d: int, span: int, seconds: float) -> dict[str, f
     work = time.process_time() - start_of_work
     memory = program.memory_analysis()
     return {
-        "seconds": work / runs,
+        "seconds": max(work / runs, 1e-9),  # the clock may not have moved
         "megabytes": (memory.temp_size_in_bytes + memory.output_size_in_bytes) / 2**20,
         "sequential": longest_chain(jax.make_jaxpr(function)(*arguments).jaxpr),
     }
@@ -219,6 +220,8 @@ def main(arguments: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     arguments = parse_arguments()
+    if not importlib.util.find_spec("matplotlib"):
+        sys.exit('The picture needs matplotlib: pip install "keras_lt[plots]"')
     # Here, not above, so that --help answers at once.
     import keras
 
