@@ -91,7 +91,7 @@ def main(arguments):
             right = np.mean(keras.ops.convert_to_numpy(model(x))[:, -1].argmax(axis=-1) == y[:, -1])
             row = f"{theta:5g}  {seed:4}  {len(record):5}  {record[-1, 0]:9.2g}  {right:6.1%}"
             print(f"{row}  {np.nanmax(record[:, 1]):.2g}", flush=True)
-    models = {"relu, after two steps without clipping": train(0, math.inf, 2, arguments.learning_rate)[0]}
+    models = {"relu, after a step without clipping": train(0, math.inf, 1, arguments.learning_rate)[0]}
     for phi, w_2 in (("relu", "identity"), ("tanh", "orthogonal"), ("sigmoid", "orthogonal")):
         models[f"{phi}, w_2 {w_2}, untrained"] = make_model(0, phi, w_2)
     for name, norms in zip(models, map(reach, models.values()), strict=True):
