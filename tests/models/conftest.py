@@ -1,9 +1,10 @@
-"""Makes `model_testing.py` importable from the test files beside it, as `tests/conftest.py` does with `testing.py`."""
+"""Makes the modules that the tests of the models share importable from them, as `tests/conftest.py` does `testing`."""
 
 import importlib.util
 import pathlib
 import sys
 
-spec = importlib.util.spec_from_file_location("model_testing", pathlib.Path(__file__).with_name("model_testing.py"))
-sys.modules["model_testing"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["model_testing"])
+for name in ("model_equations", "model_testing"):
+    spec = importlib.util.spec_from_file_location(name, pathlib.Path(__file__).with_name(f"{name}.py"))
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])

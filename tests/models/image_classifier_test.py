@@ -482,13 +482,13 @@ def test_an_export_gives_the_numbers_of_the_model(name, form, tmp_path):
     """For other batches than any that the export saw, which saw none; of a ResNet also for other image sizes."""
     kind, arguments = EXPORTED[form]
     model = built(kind, **arguments)
-    call = exported(model, name, tmp_path, input_name="images")
+    call = exported(model, name, tmp_path)
     shapes = [(1, H, W, C), (3, H, W, C)]
     for shape in [*shapes, (2, 9, 16, C)] if kind == "resnet" else shapes:
         images = np.random.default_rng(4).normal(size=shape).astype("float32")
         if model.data_format == "channels_first":
             images = images.transpose(0, 3, 1, 2)
-        assert_close(call(images), to_numpy(model(images)), 1e-5)
+        assert_close(call(images=images), to_numpy(model(images)), 1e-5)
 
 
 @needs_tensorflow

@@ -8,7 +8,8 @@ import pytest
 
 from keras_lt.layers import TransformerBlock
 from keras_lt.models import LittleTransformer, presets
-from model_testing import OPTIONS, random_ids, small
+from model_equations import blocks, causal, embed, head, softmax
+from model_testing import FAST_MODE, OPTIONS, random_ids, small
 from testing import (
     BACKEND,
     MODES,
@@ -22,10 +23,8 @@ from testing import (
     weight_gradient,
 )
 
-# XLA takes longer to compile a training step than these tests to run it; JAX has nothing between XLA and one op a time,
-# each of which it compiles.
+# XLA takes longer to compile a training step than these tests to run it.
 JIT = False if BACKEND == "tensorflow" else "auto"
-FAST_MODE = "jit" if BACKEND == "jax" else "eager"
 
 
 def compile_once(mode, function, example):
@@ -33,59 +32,18 @@ def compile_once(mode, function, example):
     return lambda ids: to_numpy(call([keras.ops.convert_to_tensor(ids)]))
 
 
-def layer_norm(x, norm, epsilon=1e-5):
-    mean = x.mean(-1, keepdims=True)
-    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + epsilon) * np.asarray(norm.gamma) + np.asarray(norm.beta)
-
-
-def softmax(x):
-    x = np.exp(x - x.max(-1, keepdims=True))
-    return x / x.sum(-1, keepdims=True)
-
-
-def self_attention(x, layer, blocked):
-    """S3's `multi_heads_attention` of one sequence (T, D); `blocked` is what a score after the query becomes."""
-    query_kernel, key_kernel, value_kernel, output_kernel = (
-        to_numpy(kernel).astype("float64")
-        for kernel in (layer.query_kernel, layer.key_kernel, layer.value_kernel, layer.output_kernel)
-    )
-    query, key, value = x @ query_kernel, x @ key_kernel, x @ value_kernel  # (N, T, H)
-    scores = query @ key.transpose(0, 2, 1) / np.sqrt(query.shape[-1])
-    later = np.triu(np.ones((len(x), len(x)), bool), 1)
-    context = softmax(np.where(later, blocked, scores)) @ value
-    return np.einsum("nth,nhd->td", context, output_kernel)
-
-
-def feed_forward(x, layer):
-    first, second = layer.intermediate, layer.output_projection
-    hidden = np.maximum(x @ np.asarray(first.kernel) + np.asarray(first.bias), 0)
-    return hidden @ np.asarray(second.kernel) + np.asarray(second.bias)
+def forward(model, ids, blocked):
+    """The logits of one sequence; `blocked` is what is added to a score after the query."""
+    x, _ = blocks(embed(model.embedding, ids), model.blocks, model.norm, blocked=causal(len(ids), blocked))
+    return head(x, model)
 
 
 def s3_forward(model, ids):
-    tokens = np.asarray(model.embedding.token_embedding.embeddings, "float64")
-    positions = np.asarray(model.embedding.position_embeddings, "float64")
-    x = tokens[ids] + positions[: len(ids)]
-    for block in model.blocks:
-        x = x + self_attention(layer_norm(x, block.attention_norm), block.attention, blocked=-1e9)
-        x = x + feed_forward(layer_norm(x, block.feed_forward_norm), block.feed_forward)
-    return layer_norm(x, model.norm) @ np.asarray(model.head.kernel) + np.asarray(model.head.bias)
+    return forward(model, ids, blocked=-1e9)
 
 
 def s1_forward(model, ids):
-    embeddings = np.asarray(model.embedding.token_embedding.embeddings, "float64")
-    width = embeddings.shape[1]
-    x = embeddings[ids] * np.sqrt(width)
-    for p in range(1, len(ids) + 1):
-        for i in range(1, width + 1):
-            odd = i % 2 == 1
-            angle = (p - 1) / 10000 ** ((i - 1 if odd else i - 2) / width)
-            x[p - 1, i - 1] += np.sin(angle) if odd else np.cos(angle)
-    for block in model.blocks:
-        x = layer_norm(self_attention(x, block.attention, blocked=-np.inf) + x, block.attention_norm)
-        x = layer_norm(feed_forward(x, block.feed_forward) + x, block.feed_forward_norm)
-    return softmax(x @ embeddings.T)
+    return softmax(forward(model, ids, blocked=-np.inf))
 
 
 def test_s3_has_its_number_of_parameters():

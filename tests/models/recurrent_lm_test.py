@@ -8,7 +8,8 @@ from keras_lt import TextGenerator
 from keras_lt.models import RecurrentLM
 from keras_lt.optimizers import SmoothedRMS
 from keras_lt.tokenizers import CharTokenizer
-from model_testing import check_cache, check_generation, exported, log_softmax, random_ids
+from model_equations import embed, head, run_stack
+from model_testing import FAST_MODE, check_cache, check_generation, exported, log_softmax, random_ids, recurrent
 from testing import (
     BACKEND,
     MODES,
@@ -20,9 +21,8 @@ from testing import (
     weight_gradient,
 )
 
-# XLA takes longer to compile a training step than these tests to run it; JAX has nothing between XLA and one op a time.
+# XLA takes longer to compile a training step than these tests to run it.
 JIT = False if BACKEND == "tensorflow" else "auto"
-FAST_MODE = "jit" if BACKEND == "jax" else "eager"
 CELLS = ("rnn", "lstm", "gru")
 V, D = 11, 6
 # One option each, at a value that is not the default.
@@ -44,16 +44,6 @@ OPTIONS = {
 every_cell = pytest.mark.parametrize("cell", CELLS)
 
 
-def recurrent(cell="lstm", scale=0.7, **arguments):
-    """A model whose sizes all differ, with weights large enough for every part to matter, drawn by NumPy."""
-    zeros = dict.fromkeys(("embeddings_initializer", "kernel_initializer", "recurrent_initializer"), "zeros")
-    model = RecurrentLM(cell=cell, **{"vocabulary_size": V, "hidden_dim": D, "num_layers": 2, **zeros, **arguments})
-    generator = np.random.default_rng(2)
-    for weight in model.weights:
-        weight.assign(scale * generator.standard_normal(weight.shape))
-    return model
-
-
 @pytest.fixture(scope="module")
 def models():
     """One of each cell, for tests that change nothing."""
@@ -67,54 +57,10 @@ def ids_of(*shape):
 # S2's equations
 
 
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-PHI = {"relu": lambda x: np.maximum(x, 0), "sigmoid": sigmoid, "tanh": np.tanh}
-
-
-def rnn_step(states, x, w1, w2, b, phi):
-    (h,) = states
-    return [phi(h @ w2 + x @ w1 + b)]
-
-
-def gru_step(states, x, w1, w2, b, phi):
-    """Keras keeps the three in the order r (its update gate), f (its reset gate), C."""
-    (h,) = states
-    (w1_r, w1_f, w1_c), (w2_r, w2_f, w2_c), (b_r, b_f, b_c) = (np.split(w, 3, axis=-1) for w in (w1, w2, b))
-    r = sigmoid(h @ w2_r + x @ w1_r + b_r)
-    f = sigmoid(h @ w2_f + x @ w1_f + b_f)
-    c = np.tanh((f * h) @ w2_c + x @ w1_c + b_c)
-    return [r * h + (1 - r) * c]
-
-
-def lstm_step(states, x, w1, w2, b, phi):
-    """Keras keeps the four in the order in, forget, what is read in, out."""
-    h, c = states
-    to_i, to_f, to_c, to_o = np.split(h @ w2 + x @ w1 + b, 4)
-    c = sigmoid(to_f) * c + sigmoid(to_i) * np.tanh(to_c)
-    return [sigmoid(to_o) * np.tanh(c), c]
-
-
-STEPS = {"rnn": rnn_step, "lstm": lstm_step, "gru": gru_step}
-
-
 def forward(model, ids, phi="tanh"):
     """The logits of one sequence in float64."""
-    table = to_numpy(model.embedding.token_embedding.embeddings.value).astype("float64")
-    step, sequence = STEPS[model.cell], table[ids]
-    for layer in model.recurrent_stack.recurrent_layers:
-        names = ("kernel", "recurrent_kernel", "bias")
-        w1, w2, b = (to_numpy(getattr(layer.cell, name).value).astype("float64") for name in names)
-        states, outputs = [np.zeros(model.hidden_dim)] * (2 if model.cell == "lstm" else 1), []
-        for x in sequence:
-            states = step(states, x, w1, w2, b, PHI[phi])
-            outputs.append(states[0])
-        sequence = np.stack(outputs)
-    if model.tie_embeddings:
-        return sequence @ table.T
-    return sequence @ to_numpy(model.head.kernel.value) + to_numpy(model.head.bias.value)
+    outputs, _ = run_stack(model.recurrent_stack, embed(model.embedding, ids), phi=phi)
+    return head(outputs, model)
 
 
 def check_forward(mode, model, phi="tanh"):
@@ -550,9 +496,9 @@ def test_learns_what_takes_memory():
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_onnx_and_what_is_refused(models, tmp_path):
     model = models["gru"]
-    logits = exported(model, "onnx", tmp_path, input_name="token_ids")
+    logits = exported(model, "onnx", tmp_path)
     for shape in ((1, 1), (3, 7)):
-        assert_close(logits(ids_of(*shape)), to_numpy(model(ids_of(*shape))), 1e-5)
+        assert_close(logits(token_ids=ids_of(*shape)), to_numpy(model(ids_of(*shape))), 1e-5)
     for name in ("openvino", "litert"):
         with pytest.raises(ValueError, match="does not carry recurrent layers"):
             model.export(str(tmp_path / "refused"), format=name)
