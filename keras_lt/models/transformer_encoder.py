@@ -134,9 +134,17 @@ class TransformerEncoder(TransformerModel):
         self.norm = self._build_norm("norm")
         self._build_head(16 * self.num_layers)
 
+    def __call__(self, *args, **kwargs):
+        outputs = super().__call__(*args, **kwargs)
+        if kwargs.get("return_features") != "mean":
+            return outputs
+        # Keras keeps the mask of the tokens for a mean, too, which has none: not for a copy.
+        if kwargs.get("return_attention_scores"):
+            return ops.copy(outputs[0]), outputs[1]
+        return ops.copy(outputs)
+
     def call(self, inputs, return_attention_scores=False, return_features=False, training=None):
-        if return_features not in FEATURES:
-            raise ValueError(f"`return_features` must be one of {FEATURES}. Received: {return_features!r}")
+        _check_features(return_features)
         token_ids, padding_mask, segment_ids = self._unpack(inputs)
         attention_mask, positions = self._segments(segment_ids, padding_mask)
         masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
@@ -149,12 +157,18 @@ class TransformerEncoder(TransformerModel):
         return (outputs, scores) if return_attention_scores else outputs
 
     def compute_output_spec(self, inputs, return_attention_scores=False, return_features=False, training=None):
+        _check_features(return_features)
         batch_size, length = self._unpack(inputs, symbolic=True)[0].shape
         width = self.hidden_dim if return_features else self.vocabulary_size
         outputs = self._symbolic(*((batch_size,) if return_features == "mean" else (batch_size, length)), width)
         if not return_attention_scores:
             return outputs
         return outputs, [self._symbolic(batch_size, self.num_heads, length, length) for _ in self.blocks]
+
+
+def _check_features(return_features):
+    if return_features not in FEATURES:
+        raise ValueError(f"`return_features` must be one of {FEATURES}. Received: {return_features!r}")
 
 
 def _mean(features, padding_mask):
