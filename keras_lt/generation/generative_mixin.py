@@ -78,9 +78,9 @@ class GenerativeMixin:
         Returns:
             A list of int32 arrays, the `num_samples` continuations of the first prompt, then those of the second, ...:
             prompt included, stop token not; a start token that was not passed is not there either. With
-            `return_log_probs` a pair of it and a list of dictionaries, one a
-            continuation of `n` new tokens: `"chosen"`, float32 of shape `(n,)`, `"top_ids"`, int32, and `"top"`,
-            float32, of shape `(n, k)`. They are the model's own, in nats, before the sampler's settings.
+            `return_log_probs` a pair of it and a list of dictionaries, one a continuation of `n` new tokens:
+            `"chosen"`, float32 of shape `(n,)`, `"top_ids"`, int32, and `"top"`, float32, of shape `(n, k)`. They are
+            the model's own, in nats, before the sampler's settings.
 
         Raises:
             ValueError: If an argument is out of range, a prompt is empty, or the model's logits are NaN.

@@ -55,6 +55,11 @@ class Seq2SeqMixin(GenerativeMixin):
         for number, source in enumerate(sources):
             if not len(source):
                 raise ValueError(f"Source {number} is empty: there is nothing to read")
+            if self.max_sequence_length is not None and len(source) > self.max_sequence_length:
+                raise ValueError(
+                    f"A source may have at most {self.max_sequence_length} tokens "
+                    f"(max_sequence_length={self.max_sequence_length}). Received: source {number} of {len(source)}"
+                )
         if "target" not in token_ids:
             if lengths is not None:
                 raise ValueError('`lengths` are of the targets. Received: lengths and no "target"')
