@@ -4,7 +4,7 @@ import importlib.util
 import pathlib
 import sys
 
-for name in ("model_equations", "model_testing"):
+for name in ("model_equations", "model_testing", "seq2seq_testing"):
     spec = importlib.util.spec_from_file_location(name, pathlib.Path(__file__).with_name(f"{name}.py"))
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
