@@ -38,7 +38,7 @@ FLOOR_OF = {package: floor for floor, packages in enumerate(FLOORS) for package 
 EVERYWHERE = {"keras", "numpy", "keras_lt", *sys.stdlib_module_names}
 BACKEND_LIBRARIES = {
     "tensorflow": ("keras_lt.backend", "keras_lt.objectives", "keras_lt.serving", "examples", "tools"),
-    "jax": ("keras_lt.backend", "keras_lt.objectives", "keras_lt.serving"),
+    "jax": ("keras_lt.backend", "keras_lt.objectives", "keras_lt.serving", "tools"),
     "torch": ("keras_lt.backend",),
 }
 

@@ -80,6 +80,8 @@ def make_layer(kind: str, d: int, span: int, dilation: int = 1):
 
 def measure(kind: str, n: int, d: int, span: int, seconds: float) -> dict[str, float]:
     """Seconds of processor time, megabytes and sequential operations of one forward pass."""
+    import jax
+
     function, arguments = make_program(kind, n, d, span)
     program = jax.jit(function).lower(*arguments).compile()
     arguments = jax.device_put(arguments)
@@ -119,21 +121,23 @@ def exponent(sizes: list[int], values: list[float]) -> float:
 
 def unit(vectors):
     """Vectors of length 1, or of length 0 as they were."""
-    return vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30)
 
 
 def path_length(kind: str, n: int, dilated: bool = False) -> int:
     """How many layers it takes until the derivative of output n by input 1 is not 0; steps in a recurrent layer."""
+    import jax
+
     d, span = 4, KERNEL if kind == "convolution" else PATH_WINDOW
     x = unit(np.random.default_rng(0).normal(size=(1, n, d)).astype("float32")) / 100  # where tanh is steep
-    tangent = jnp.zeros_like(x).at[0, 0].set(1.0)
-    step = None
+    tangent, step = np.zeros_like(x), None
+    tangent[0, 0] = 1
     for number in range(1, n + 1):
         if step is None or dilated:
             layer = make_layer(kind, d, span, dilation=span ** (number - 1) if dilated else 1)
             layer.build(x.shape)
             step = jax.jit(lambda x, tangent, layer=layer: jax.jvp(lambda x: layer(x), (x,), (tangent,)))
-        x, tangent = step(x, tangent)
+        x, tangent = map(np.asarray, step(x, tangent))
         if (tangent[0, -1] != 0).any():
             return number * (longest_chain(jax.make_jaxpr(layer)(x).jaxpr) if kind == "recurrent" else 1)
         # Every position back to its length, or the derivative would be too small a number long before it is 0.
@@ -227,8 +231,6 @@ if __name__ == "__main__":
 
     if keras.backend.backend() != "jax":
         sys.exit("Memory and loops are read off what JAX compiles: set KERAS_BACKEND=jax (pip install 'keras_lt[jax]')")
-    import jax
-    import jax.numpy as jnp
     import numpy as np
 
     import keras_lt
