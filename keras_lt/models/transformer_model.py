@@ -68,13 +68,16 @@ class TransformerModel(LanguageModel):
         self.supports_masking = True
         # Ids stay what they are: float16 does not hold them.
         self.autocast = False
+        self._check_arguments()
+
+    def _check_arguments(self):
         for name in ("vocabulary_size", "num_layers", "num_heads", "hidden_dim"):
             setattr(self, name, check_positive_integer(name, getattr(self, name)))
         for name in ("max_sequence_length", "head_dim", "num_key_value_heads", "intermediate_dim"):
             setattr(self, name, check_positive_integer(name, getattr(self, name), optional=True))
-        check_rate("dropout", dropout)
-        if position not in self.positions:
-            raise ValueError(f"`position` must be one of {self.positions}. Received: position={position!r}")
+        check_rate("dropout", self.dropout)
+        if self.position not in self.positions:
+            raise ValueError(f"`position` must be one of {self.positions}. Received: position={self.position!r}")
 
     def _build_embedding(self):
         self.embedding = TokenPositionEmbedding(
