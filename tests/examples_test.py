@@ -14,7 +14,7 @@ import pytest
 from testing import BACKEND, ROOT, SHARED, fresh_process, readme_blocks, shell_commands
 
 # What makes each script finish in seconds; it is appended to a command, where it overrides what stands before it.
-# `small.txt` is a text of 20,000 characters, `small_run` a folder that all commands share: what is trained there is
+# `small.txt` and `other.txt` are texts of 20,000 characters, `small_run` a folder that all commands share: what is trained there is
 # used by those that come later. The default data are used where `.ci/run` runs the README's first command.
 SMALL = {
     "examples/train_text.py": "--steps 2 --sample 3 --data small.txt --output small_run --restart",
@@ -25,6 +25,7 @@ SMALL = {
     "examples/train_recurrent.py": "--cells rnn transformer --parameters 900 --steps 2 --data small.txt "
     "--output small_run/recurrent",
     "examples/gradient_clipping.py": "--thresholds inf 1 --seeds 1 --steps 2 --output small_run/g.png",
+    "examples/bayes_classifier.py": "--texts small.txt other.txt --steps 1 --output small_run/bayes",
     "examples/generate_text.py": "--model small_run --prompt The --max-new-tokens 3",
     "examples/export_saved_model.py": "--model small_run --output small_run/served",
     "tools/cost_table.py": "--lengths 8 16 --widths 4 8 --spans 2 4 --path-lengths 3 5 --seconds 0 "
@@ -79,10 +80,12 @@ RUN_ALL = """
 
 
 def run_commands(commands, folder, **env):
-    (folder / "small.txt").write_text("\n".join(topics.values())[:20_000], encoding="utf-8")
+    text = "\n".join(topics.values())
+    (folder / "small.txt").write_text(text[:20_000], encoding="utf-8")
+    (folder / "other.txt").write_text(text[20_000:40_000], encoding="utf-8")
     links = {"examples": ROOT / "examples", "tools": ROOT / "tools", "../shared": SHARED}
     links = {link: str(target) for link, target in links.items() if target.is_dir()}
-    links["small.txt"] = str(folder / "small.txt")
+    links["small.txt"], links["other.txt"] = str(folder / "small.txt"), str(folder / "other.txt")
     links["small_run"], links["little.onnx"] = str(folder / "small_run"), str(folder / "little.onnx")
     (folder / "small_run").mkdir(exist_ok=True)
     env = {"KERAS_LT_DATA": str(SHARED / "data") if SHARED.is_dir() else None, **env}
