@@ -45,6 +45,8 @@ def logits(model, source, source_lengths, target):
     real = ops.arange(ops.shape(source)[1], dtype="int32") < ops.expand_dims(source_lengths, 1)
     # What stands there need not be an id.
     source = ops.where(real, source, 0)
+    if keras.config.backend() == "tensorflow":
+        source, real = _with_a_column(source), _with_a_column(real)
     return language.logits(model, {"source": source, "target": target, "source_padding_mask": real})
 
 
@@ -53,6 +55,7 @@ def generate_ids(model, source, source_lengths, settings):
     import tensorflow as tf
 
     source = language.check_rows(model, source, source_lengths, "Sources", "source_lengths", "source")
+    source_lengths = _not_too_long(model, source_lengths)
     starts = tf.fill([tf.shape(source)[0], 1], model.start_token_id)
     source = _with_mask(source, source_lengths)
     results = language.generate_ids(model, starts, tf.ones_like(starts[:, 0]), settings, source)
@@ -74,17 +77,40 @@ def score_texts(model, tokenizer, texts, targets):
 
     sizes = [tf.shape(texts)[0], tf.shape(targets)[0]]
     language.check(tf.equal(*sizes), "There must be a target for each text. Received:", sizes)
-    source = _with_mask(*language.encode(tokenizer, texts))
+    source, source_lengths = language.encode(tokenizer, texts)
+    source = _with_mask(source, _not_too_long(model, source_lengths))
     rows = tokenizer.encode(targets)
     starts, ends = (tf.fill([sizes[1], 1], value) for value in (model.start_token_id, model.end_token_id))
     rows = tf.concat([starts, rows, ends], axis=1)
     lengths = tf.cast(rows.row_lengths(), tf.int32)
+    # An empty batch has no columns.
     token_ids = rows.to_tensor(shape=(None, None))
+    token_ids = tf.pad(token_ids, [[0, 0], [0, tf.maximum(0, 2 - tf.shape(token_ids)[1])]])
     counted = tf.sequence_mask(lengths - 1, tf.shape(token_ids)[1] - 1)
     return language.scores(model, token_ids, lengths, counted, source)
+
+
+def _not_too_long(model, source_lengths):
+    """The lengths, and an InvalidArgument for a source that the model cannot read."""
+    import tensorflow as tf
+
+    limit = model.max_sequence_length
+    if limit is None:
+        return source_lengths
+    message = f"A source may have at most {limit} tokens. Received: sources of lengths"
+    with tf.control_dependencies([language.check(source_lengths <= limit, message, source_lengths)]):
+        return tf.identity(source_lengths)
 
 
 def _with_mask(source, source_lengths):
     import tensorflow as tf
 
+    source = _with_a_column(source)
     return {"token_ids": source, "padding_mask": tf.sequence_mask(source_lengths, tf.shape(source)[1])}
+
+
+def _with_a_column(array):
+    """The array, and one column of 0 where it has none, of which TensorFlow's recurrent loops make nothing."""
+    import tensorflow as tf
+
+    return tf.pad(array, [[0, 0], [0, tf.cast(tf.equal(tf.shape(array)[1], 0), tf.int32)]])
