@@ -14,8 +14,9 @@ import pytest
 from testing import BACKEND, ROOT, SHARED, fresh_process, readme_blocks, shell_commands
 
 # What makes each script finish in seconds; it is appended to a command, where it overrides what stands before it.
-# `small.txt` and `other.txt` are texts of 20,000 characters, `small_run` a folder that all commands share: what is trained there is
-# used by those that come later. The default data are used where `.ci/run` runs the README's first command.
+# `small.txt` and `other.txt` are texts of 20,000 characters, `small_run` a folder that all commands share: what is
+# trained there is used by those that come later. The default data are used where `.ci/run` runs the README's first
+# command.
 SMALL = {
     "examples/train_text.py": "--steps 2 --sample 3 --data small.txt --output small_run --restart",
     "examples/train_lenet.py": "--data digits --limit 40 --epochs 1 --output small_run/lenet",
