@@ -97,7 +97,8 @@ class TextGenerator:
             seed: Integer, or one a text, as in the model's `generate`. Defaults to `None`.
             stop: String or list of strings. The new text ends before the one that is complete first. Defaults to
                 `None`.
-            stop_token_ids: Integer or list of integers. Ids that end a text. Defaults to `None`.
+            stop_token_ids: Integer or list of integers. Ids that end a text. Defaults to `None`: the model's
+                `end_token_id`, where it has one.
             num_samples: Integer. Number of continuations of each text. Defaults to `1`.
 
         Returns:
@@ -206,7 +207,7 @@ class TextGenerator:
             )
         if targets is not None:
             start, end = self.model.start_token_id, self.model.end_token_id
-            inputs["target"] = [[start, *self._encode(text), end] for text in _to_texts(targets)]
+            inputs["target"] = [[start, *self._encode(text), end] for text in _to_texts(targets, "targets")]
         return self.model.score(inputs)
 
     def save(self, directory: str | os.PathLike) -> None:
@@ -359,9 +360,9 @@ def _to_sampler(sampler: Any, *settings: float) -> Any:
     return to_method(sampler)
 
 
-def _to_texts(texts: Any) -> list[str]:
+def _to_texts(texts: Any, name: str = "texts") -> list[str]:
     if isinstance(texts, bytes) or not isinstance(texts, Iterable):
-        raise TypeError(f"`texts` must be a string or a list of strings. Received: {type(texts).__name__}")
+        raise TypeError(f"`{name}` must be a string or a list of strings. Received: {type(texts).__name__}")
     return [texts] if isinstance(texts, str) else list(texts)
 
 

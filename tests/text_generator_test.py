@@ -16,7 +16,7 @@ import keras_lt
 from keras_lt import TextGenerator, text_generator
 from keras_lt.generation import BeamSearch, Sampler, generative_mixin
 from keras_lt.generation.generative_mixin import GenerativeMixin
-from keras_lt.models import LittleTransformer
+from keras_lt.models import LittleTransformer, RecurrentSeq2Seq
 from keras_lt.text_generator import _Continuation
 from keras_lt.tokenizers import BytePairTokenizer, ByteTokenizer, CharTokenizer
 from testing import assert_close, fresh_process
@@ -632,6 +632,82 @@ def test_score_is_the_log_likelihood(markov):
 def test_score_errors(spellers, texts, error, message):
     with pytest.raises(error, match=message):
         spellers["char"].score(texts)
+
+
+# Models that read a source
+
+# The marks are characters: \0 is padding, \2 begins a target, \3 ends it.
+MARKED = CharTokenizer("\0\2\3abcdefgh")
+SOURCES = ["abc", "h", "badcafe"]
+
+
+@pytest.fixture(scope="module")
+def answering():
+    model = RecurrentSeq2Seq(MARKED.vocabulary_size, 1, 2, hidden_dim=5, mask_zero=True)
+    generator = np.random.default_rng(4)
+    for weight in model.weights:
+        weight.assign(1.5 * generator.standard_normal(weight.shape))
+    return TextGenerator(model, MARKED)
+
+
+def test_answers_hold_neither_source_nor_marks(answering):
+    """They are what the model's `generate` gives for the ids, and that, stopped nowhere, up to the end token."""
+    model, ids = answering.model, [MARKED.encode(source) for source in SOURCES]
+    texts = answering.generate(SOURCES, 9)
+    assert texts == [MARKED.decode(answer) for answer in model.generate({"source": ids}, 9)]
+    whole = [MARKED.decode(answer) for answer in model.generate({"source": ids}, 9, stop_token_ids=[])]
+    assert texts == [text.partition("\3")[0] for text in whole] and len(set(texts)) == 3
+    assert any("\3" in text for text in whole), "no answer ends"
+    assert answering.generate(SOURCES, 9, stop_token_ids=[]) == whole
+    assert answering.generate(SOURCES[1], 9) == texts[1]
+    assert answering.generate([], 9) == []
+    settings = {"temperature": 1.0, "seed": 3, "num_samples": 2, "stop_token_ids": []}
+    samples = answering.generate(SOURCES, 9, **settings)
+    alone = model.generate({"source": ids}, 9, Sampler(), seed=3, num_samples=2, stop_token_ids=[])
+    assert samples == [MARKED.decode(answer) for answer in alone] and len(set(samples)) == 6
+
+
+def test_answers_stop_and_stream(answering):
+    (text,) = answering.generate(SOURCES[2:], 9, stop_token_ids=[])
+    stop = text[3:5]
+    for arguments in ({}, {"stop": stop}):
+        expected = text[: text.index(stop)] if arguments else text
+        assert answering.generate(SOURCES[2], 9, stop_token_ids=[], **arguments) == expected
+        assert "".join(answering.stream(SOURCES[2], 9, stop_token_ids=[], **arguments)) == expected
+
+
+def test_score_of_targets(answering):
+    targets = ["cba", "", "efacdab"]
+    scores = answering.score(SOURCES, targets)
+    assert scores["token_counts"].tolist() == [4, 1, 8]
+    for number, (source, target) in enumerate(zip(SOURCES, targets, strict=True)):
+        row = np.array([1, *MARKED.encode(target), 2])
+        inputs = {"source": MARKED.encode(source)[None], "target": row[None, :-1]}
+        log_probs = ops.convert_to_numpy(ops.log_softmax(answering.model(inputs)))[0]
+        assert_close(scores["log_likelihood"][number], log_probs[range(len(row) - 1), row[1:]].sum(), 1e-5)
+    assert_close(answering.score("h", "")["log_likelihood"][0], scores["log_likelihood"][1], 1e-5)
+
+
+def test_wrong_sources_and_targets(answering, markov):
+    with pytest.raises(ValueError, match="`targets` go with a model that reads a source. .*Seq2Seq and no targets"):
+        answering.score("abc")
+    with pytest.raises(ValueError, match="`targets` go with a model that reads a source. Received: Chain and targets"):
+        markov.score("abc", "abc")
+    with pytest.raises(ValueError, match="a target for each source. Received: 2, 1"):
+        answering.score(["abc", "h"], ["a"])
+    with pytest.raises(TypeError, match="`targets` must be a string or a list of strings. Received: int"):
+        answering.score("abc", 5)
+    with pytest.raises(ValueError, match="Source 1 is empty"):
+        answering.generate(["abc", ""], 3)
+    with pytest.raises(ValueError, match="x"):
+        answering.generate("xyz", 3)
+
+
+def test_a_saved_generator_answers_the_same(answering, tmp_path):
+    """In a process of its own: `tests/models/recurrent_seq2seq_test.py`."""
+    answering.save(tmp_path)
+    loaded = TextGenerator.load(tmp_path)
+    assert type(loaded.model) is RecurrentSeq2Seq and loaded.generate(SOURCES, 9) == answering.generate(SOURCES, 9)
 
 
 # save and load
