@@ -20,6 +20,8 @@ from testing import BACKEND, ROOT, SHARED, fresh_process, readme_blocks, shell_c
 SMALL = {
     "examples/train_text.py": "--steps 2 --sample 3 --data small.txt --output small_run --restart",
     "examples/train_lenet.py": "--data digits --limit 40 --epochs 1 --output small_run/lenet",
+    "examples/train_masked_lm.py": "--steps 2 --data small.txt --output small_run/masked",
+    "examples/train_span_corruption.py": "--steps 2 --data small.txt --output small_run/spans",
     "examples/degradation.py": "--depths 2 3 --seeds 1 --steps 2 --learning-rates 0.01 --output small_run/d.png",
     "examples/translate_dates.py": "--steps 2 --output small_run/dates",
     "examples/translation_invariance.py": "--epochs 1 --seeds 1 --output small_run/t.png",
