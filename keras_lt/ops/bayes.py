@@ -45,7 +45,7 @@ def bayes_posterior(log_likelihood, log_prior):
 
 
 def _largest(values):
-    return ops.stop_gradient(ops.max(values, axis=-1, keepdims=True))
+    return ops.stop_gradient(ops.max(values, axis=-1, keepdims=True, initial=-float("inf")))
 
 
 def _check_shapes(likelihood, prior):

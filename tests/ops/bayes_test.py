@@ -101,6 +101,10 @@ def test_computed_in_float32_at_least(dtype):
     assert_close(posterior, formula(exact, exact))
 
 
+def test_no_evidence():
+    assert bayes_posterior(np.zeros((0, 3), "float32"), np.zeros(3, "float32")).shape == (0, 3)
+
+
 def test_symbolic_inputs():
     inputs = keras.Input((None, 4))
     model = keras.Model(inputs, bayes_posterior(inputs, np.zeros(4, "float32")))
