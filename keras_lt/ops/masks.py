@@ -27,7 +27,8 @@ def causal_mask(query_length, key_length, start_index=0, window_size=None):
     queries = ops.expand_dims(starts + ops.arange(query_length, dtype="int32"), -1)
     visible = keys <= queries
     if window_size is not None:
-        visible = ops.logical_and(visible, keys > queries - window_size)
+        # No wider than int32 holds: beyond that the difference would come out positive, and hide what may be seen.
+        visible = ops.logical_and(visible, keys > queries - min(window_size, 2**31 - 1))
     return visible
 
 

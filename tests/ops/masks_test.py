@@ -45,6 +45,11 @@ def test_loops(mode):
             assert_mask(mask, wanted)
 
 
+@pytest.mark.parametrize("window_size", [2**31 - 1, 2**31, 2**40])
+def test_no_window_is_too_wide(window_size):
+    assert_mask(causal_mask(T, S, 1, window_size), looped(T, S, 1))
+
+
 @pytest.mark.parametrize("start", [np.int64(1), np.array(1, "uint8"), [1, 1], np.array([1, 1], "int64")])
 def test_any_whole_number_is_a_start(start):
     expected = looped(T, S, 1, 3)
