@@ -1,5 +1,7 @@
 from typing import NamedTuple
 
+import numpy as np
+
 from keras_lt.backend.checks import check_positive_integer
 from keras_lt.objectives.batches import make_dataset
 from keras_lt.objectives.ids import check_absent, checked_id_lists, checked_special_ids
@@ -89,6 +91,8 @@ def pairs(
 
 
 def _rows(token_ids, lengths):
+    if not len(token_ids):
+        token_ids = np.zeros(1, "int32")  # what stands behind texts that are all empty is looked at, and not used
     return {"token_ids": token_ids, "lengths": lengths, "begins": lengths.cumsum() - lengths}
 
 

@@ -28,6 +28,13 @@ def padded(row, length, value=0):
     return [*row, *[value] * (length - len(row))]
 
 
+def test_all_targets_may_be_empty(kind):
+    x, y, weight = joined(pairs([[3, 4], [5]], [[], []], 2, START, END, shuffle=False))
+    assert x["target"].tolist() == [[START], [START]]
+    assert y.tolist() == [[END], [END]]
+    assert weight.tolist() == [[1], [1]]
+
+
 @pytest.mark.parametrize(("num_pairs", "batch_size"), [(23, 5), (20, 5), (1, 3)])
 @pytest.mark.parametrize("lengths", [{}, {"source_length": 11, "target_length": 14}])
 def test_rows_are_padded(kind, num_pairs, batch_size, lengths):
