@@ -59,7 +59,7 @@ def checked_special_ids(vocabulary_size, **special_ids):
 
     Args:
         vocabulary_size: Positive integer, above every id, or `None`.
-        **special_ids: An integer, or a list of them, by the name of the argument that gave it.
+        **special_ids: By the name of the argument that gave it an integer, or, where that ends in `_ids`, a list.
 
     Returns:
         A list of Python's integers in the order given.
@@ -70,6 +70,8 @@ def checked_special_ids(vocabulary_size, **special_ids):
     found = {}
     for name, value in special_ids.items():
         values = value if isinstance(value, (list, tuple, range, np.ndarray)) else [value]
+        if len(values) != 1 and not name.endswith("_ids"):
+            raise ValueError(f"`{name}` must be one integer. Received: {value!r}")
         if any(isinstance(item, bool) for item in values):
             raise ValueError(f"`{name}` must be integers. Received: {value!r}")
         for item in checked_ids(list(values), vocabulary_size, name).tolist():

@@ -196,6 +196,7 @@ def test_tf_data_has_fixed_types():
         ({"sentinel_ids": [1001, END, 1003]}, f"differ. Received: {END} in sentinel_ids and in end_token_id"),
         ({"start_token_id": END}, f"differ. Received: {END} in start_token_id and in end_token_id"),
         ({"sentinel_ids": [1001, 1002, 77]}, r"`token_ids` must not hold .*1002, 77.*Received: 77 at \[77\]"),
+        ({"start_token_id": [1005, 1006]}, r"`start_token_id` must be one integer. Received: \[1005, 1006\]"),
         ({"start_token_id": 0}, r"Received: 0 at \[0\], and 1 more"),
         ({"end_token_id": 99}, r"Received: 99 at \[99\]"),
         ({"sentinel_ids": [1001, 1002, -1]}, "`sentinel_ids` must be whole numbers"),
