@@ -4,6 +4,7 @@ import keras
 
 from keras_lt.layers.composite_layer import QuantizableMixin
 from keras_lt.optimizers import SmoothedRMS
+from keras_lt.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
 
 class BaseModel(QuantizableMixin, keras.Model):
@@ -37,8 +38,12 @@ class BaseModel(QuantizableMixin, keras.Model):
             auto_scale_loss: As in Keras.
         """
         self._jit_compile_asked = jit_compile
+        optimizer = SmoothedRMS() if optimizer == "auto" else keras.optimizers.get(optimizer)
+        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if auto_scale_loss and self.dtype_policy.name == "mixed_float16" and optimizer is not None and not scales:
+            optimizer = LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
         super().compile(
-            optimizer=SmoothedRMS() if optimizer == "auto" else optimizer,
+            optimizer=optimizer,
             loss=self._auto_loss() if loss == "auto" else loss,
             loss_weights=loss_weights,
             metrics=metrics,

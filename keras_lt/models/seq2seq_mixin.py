@@ -73,8 +73,12 @@ class Seq2SeqMixin(GenerativeMixin):
         rows = to_rows(token_ids[name], self.vocabulary_size, lengths, name=name)
         masks = token_ids.get(f"{name}_padding_mask")
         if masks is not None:
-            masks = np.asarray(ops.convert_to_numpy(masks)).astype("bool")
-            check_shape(f"{name}_padding_mask", masks, np.shape(token_ids[name]))
+            masks = [np.asarray(mask).astype("bool") for mask in _to_list(masks)]
+            sizes = [[len(row) for row in rows] for rows in (_to_list(token_ids[name]), masks)]
+            if sizes[0] != sizes[1]:
+                raise ValueError(
+                    f"`{name}_padding_mask` must have the lengths of the sequences, {sizes[0]}. Received: {sizes[1]}"
+                )
             rows = [row[mask[: len(row)]] for row, mask in zip(rows, masks, strict=True)]
         return [row[row != 0] for row in rows] if self.mask_zero else rows
 
@@ -90,3 +94,7 @@ class Seq2SeqMixin(GenerativeMixin):
 
     def _real(self, token_ids):
         return self._to_mask("target_padding_mask", None, token_ids)
+
+
+def _to_list(rows):
+    return rows if isinstance(rows, (list, tuple)) else list(ops.convert_to_numpy(rows))

@@ -79,7 +79,8 @@ class TransformerModel(LanguageModel):
         if self.position not in self.positions:
             raise ValueError(f"`position` must be one of {self.positions}. Received: position={self.position!r}")
 
-    def _build_embedding(self):
+    def _build_embedding(self, stddev=0.02):
+        initializer = self.embeddings_initializer
         self.embedding = TokenPositionEmbedding(
             self.vocabulary_size,
             self.max_sequence_length,
@@ -87,7 +88,7 @@ class TransformerModel(LanguageModel):
             position=None if self.position == "rotary" else self.position,
             scale=self.scale_embeddings,
             mask_zero=self.mask_zero,
-            embeddings_initializer=self.embeddings_initializer,
+            embeddings_initializer=initializers.RandomNormal(stddev=stddev) if initializer is None else initializer,
             dtype=self.dtype_policy,
             name="embedding",
         )

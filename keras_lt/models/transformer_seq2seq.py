@@ -44,7 +44,7 @@ class TransformerSeq2Seq(Seq2SeqMixin, TransformerModel):
         layer_norm_epsilon: Float. Added to the variance in layer normalisation. Defaults to `1e-5`.
         mask_zero: Boolean. Whether id 0 is padding. Defaults to `False`.
         embeddings_initializer: Initializer of the embedding tables. Defaults to `None`, that is normal with standard
-            deviation 0.02.
+            deviation 1, and 1 over `sqrt(D)` with `scale_embeddings`.
         kernel_initializer: Initializer of the kernels. Defaults to `"glorot_uniform"`.
         bias_initializer: Initializer of the biases. Defaults to `"zeros"`.
         seed: Integer. Seed of the dropout; `keras.utils.set_random_seed` governs the rest. Defaults to `None`.
@@ -135,7 +135,9 @@ class TransformerSeq2Seq(Seq2SeqMixin, TransformerModel):
     def build(self, input_shape):
         if self.built:
             return
-        self._build_embedding()
+        # As large as what attention adds to them. Where they are small, one mark is hard to tell from another, and much
+        # more is learned before that.
+        self._build_embedding(stddev=self.hidden_dim**-0.5 if self.scale_embeddings else 1.0)
         count, shape = self.num_layers, (None, None, self.hidden_dim)
         self.encoder_blocks = [self._build_block(f"encoder_block_{n}", n, causal=False) for n in range(count)]
         self.encoder_norm = self._build_norm("encoder_norm")

@@ -1,5 +1,6 @@
 from keras import ops
 
+from keras_lt.backend.checks import check_positive_integer
 from keras_lt.ops.attention import check_attention_shapes, dot_product_attention
 from keras_lt.ops.masks import causal_mask, expand_padding_mask
 
@@ -26,7 +27,7 @@ def local_attention(query, key, value, window_size, padding_mask=None, attention
         The context, a tensor of shape `(B, N, T, H)`.
 
     Raises:
-        ValueError: If the shapes do not fit each other.
+        ValueError: If the shapes do not fit each other, or the window is no positive integer.
 
     Example:
 
@@ -36,6 +37,7 @@ def local_attention(query, key, value, window_size, padding_mask=None, attention
 
     Source: S2, restricted self-attention.
     """
+    window_size = check_positive_integer("window_size", window_size)
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     check_attention_shapes(query=(query, "BNTH"), key=(key, "BKTH"), value=(value, "BKTH"))
     padding_mask = expand_padding_mask(padding_mask, query.shape[2], query.shape[0])

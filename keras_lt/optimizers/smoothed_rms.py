@@ -95,7 +95,7 @@ class SmoothedRMS(keras.optimizers.Optimizer):
         )
 
     def apply(self, grads, trainable_variables=None):
-        grads = [_dense_and_wide(gradient) for gradient in grads]
+        grads = [dense_gradient(gradient, wide=True) for gradient in grads]
         if self.clipnorm or self.clipvalue or self.global_clipnorm:
             grads = sum_on_first_replica(grads)
         super().apply(grads, trainable_variables)
@@ -122,11 +122,14 @@ def _update_dtype(dtype):
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
-def _dense_and_wide(gradient):
+def dense_gradient(gradient, wide=False):
+    """The gradient as one tensor, `None` for `None`; `wide` in the dtype that weights are updated in."""
     if gradient is None:
         return None
-    if not hasattr(gradient, "dense_shape"):
+    is_sparse = hasattr(gradient, "dense_shape")
+    if not is_sparse:
         gradient = ops.convert_to_tensor(gradient)
-        return ops.cast(gradient, _update_dtype(gradient.dtype))
+    if wide:
+        gradient = ops.cast(gradient, _update_dtype(gradient.dtype))
     # tf.IndexedSlices: TensorFlow turns it into one tensor, repeated ids summed, where it meets a number.
-    return ops.add(ops.cast(gradient, _update_dtype(gradient.dtype)), 0)
+    return ops.add(gradient, 0) if is_sparse else gradient
