@@ -5,7 +5,7 @@ where the model is shown a character, right or wrong, counting is not. `unigram`
 `trigram` those after two others (interpolated as by Witten and Bell). It is given the true two, even where the model
 sees masks, so that with --whole-words it reads into the hidden word; what comes after the gap only the model reads.
 
-python examples/train_masked_lm.py                  # Shakespeare or Python's help; three minutes on two CPU cores
+python examples/train_masked_lm.py                  # Shakespeare or Python's help; two to three minutes on two CPU cores
 python examples/train_masked_lm.py --whole-words    # hides words instead of characters
 """
 
@@ -61,7 +61,7 @@ def draw(steps, curves, path):
 
     axes = Figure(figsize=(7, 4.5), layout="constrained").add_subplot()
     for name, bits in curves.items():
-        axes.plot(steps, np.broadcast_to(bits, len(steps)), label=name)
+        axes.plot(steps, np.broadcast_to(bits, len(steps)), ".-", label=name)
     axes.set(xlabel="step", ylabel="bits per hidden character", title="Held-out text", ylim=(0, None))
     axes.legend()
     axes.figure.savefig(path, dpi=120)

@@ -4,7 +4,7 @@ Of 32 characters five are taken out, in two spans. Compared are these in the hel
 the true ones before it. `unigram` counts characters of the training text, `trigram` those after two others (Witten-Bell
 interpolation); what comes after a gap only the model reads, and only it can mistake a character for the end of a span.
 
-python examples/train_span_corruption.py    # Shakespeare or Python's help; four minutes on two CPU cores
+python examples/train_span_corruption.py    # Shakespeare or Python's help; three to four minutes on two CPU cores
 """
 
 import argparse
@@ -59,7 +59,7 @@ def draw(steps, curves, path):
 
     axes = Figure(figsize=(7, 4.5), layout="constrained").add_subplot()
     for name, bits in curves.items():
-        axes.plot(steps, np.broadcast_to(bits, len(steps)), label=name)
+        axes.plot(steps, np.broadcast_to(bits, len(steps)), ".-", label=name)
     axes.set(xlabel="step", ylabel="bits per character taken out", title="Held-out text", ylim=(0, None))
     axes.legend()
     axes.figure.savefig(path, dpi=120)
