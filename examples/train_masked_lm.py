@@ -5,7 +5,7 @@ where the model is shown a character, right or wrong, counting is not. `unigram`
 `trigram` those after two others (interpolated as by Witten and Bell). It is given the true two, even where the model
 sees masks, so that with --whole-words it reads into the hidden word; what comes after the gap only the model reads.
 
-python examples/train_masked_lm.py                  # Shakespeare or Python's help; two to three minutes on two CPU cores
+python examples/train_masked_lm.py                  # Shakespeare or Python's help; three minutes on two CPU cores
 python examples/train_masked_lm.py --whole-words    # hides words instead of characters
 """
 

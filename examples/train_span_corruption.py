@@ -74,8 +74,7 @@ def main(arguments):
     x, y, weights = keras.tree.map_structure(lambda *parts: np.concatenate(parts), *validation)
     taken = (weights > 0) & ~np.isin(y, marks)
     keras.utils.set_random_seed(arguments.seed)
-    embeddings = keras.initializers.RandomNormal(stddev=1.0)  # as large as what attention adds, or they drown in it
-    model = keras_lt.models.TransformerSeq2Seq(size, *marks[:2], LENGTH, 1, 8, 128, embeddings_initializer=embeddings)
+    model = keras_lt.models.TransformerSeq2Seq(size, *marks[:2], LENGTH, 1, 8, 128)
     generator = keras_lt.TextGenerator(model, tokenizer)
     warmup = {"warmup_target": arguments.learning_rate, "warmup_steps": 0.05 * arguments.steps}
     rate = keras.optimizers.schedules.CosineDecay(0.0, 0.95 * arguments.steps, **warmup)

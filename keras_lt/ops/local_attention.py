@@ -1,6 +1,6 @@
+import numpy as np
 from keras import ops
 
-from keras_lt.backend.checks import check_positive_integer
 from keras_lt.ops.attention import check_attention_shapes, dot_product_attention
 from keras_lt.ops.masks import causal_mask, expand_padding_mask
 
@@ -37,7 +37,8 @@ def local_attention(query, key, value, window_size, padding_mask=None, attention
 
     Source: S2, restricted self-attention.
     """
-    window_size = check_positive_integer("window_size", window_size)
+    if not isinstance(window_size, (int, np.integer)) or window_size < 1:
+        raise ValueError(f"`window_size` must be a positive integer. Received: window_size={window_size!r}")
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     check_attention_shapes(query=(query, "BNTH"), key=(key, "BKTH"), value=(value, "BKTH"))
     padding_mask = expand_padding_mask(padding_mask, query.shape[2], query.shape[0])

@@ -226,3 +226,10 @@ def test_a_wrong_shape_is_an_error_that_says_both(wrong, message):
     shapes = {"query": (B, 6, 7, H), "key": (B, 2, 7, H), "value": (B, 2, 7, H), **wrong}
     with pytest.raises(ValueError, match=message):
         local_attention(**{name: np.ones(shape, "float32") for name, shape in shapes.items()}, window_size=3)
+
+
+@pytest.mark.parametrize("window_size", [0, -1, 2.0, None])
+def test_window_is_a_positive_integer(window_size):
+    query = np.zeros((1, 1, 3, 2), "float32")
+    with pytest.raises(ValueError, match="`window_size` must be a positive integer. Received: window_size="):
+        local_attention(query, query, query, window_size)
