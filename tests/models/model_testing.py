@@ -1,5 +1,6 @@
 """What the tests of the models share: small models, every option, the laws of decoding, exports."""
 
+import contextlib
 import importlib.util
 import json
 
@@ -46,15 +47,22 @@ OPTIONS = {
 MARKS = {"start_token_id": 9, "end_token_id": 10}
 
 
+@contextlib.contextmanager
+def without_initializers():
+    """On JAX, which compiles an initializer for each shape, weights are 0: for who draws or needs none."""
+    with pytest.MonkeyPatch.context() as patch:
+        if BACKEND == "jax":
+            for kind in ("VarianceScaling", "RandomNormal", "Orthogonal"):
+                patch.setattr(getattr(keras.initializers, kind), "__call__", keras.initializers.Zeros().__call__)
+        yield
+
+
 def small(model_class=LittleTransformer, **arguments):
     """A Transformer whose sizes all differ, with weights large enough for every part to matter."""
     sizes = {"vocabulary_size": 23, "max_sequence_length": 13, "num_layers": 2, "num_heads": 3, "hidden_dim": 12}
     sizes |= MARKS if getattr(model_class, "reads_source", False) else {}
     keras.utils.set_random_seed(1)
-    with pytest.MonkeyPatch.context() as patch:
-        if keras.backend.backend() == "jax":  # which compiles an initializer for each shape; NumPy draws weights below
-            patch.setattr(keras.initializers.VarianceScaling, "__call__", keras.initializers.Zeros().__call__)
-            patch.setattr(keras.initializers.RandomNormal, "__call__", keras.initializers.Zeros().__call__)
+    with without_initializers():
         model = model_class(**{**sizes, "embeddings_initializer": "random_normal", **arguments})
     generator = np.random.default_rng(2)
     for weight in model.weights:
@@ -176,7 +184,8 @@ def check_reload(folder, models, inputs, generator=None, texts=()):
         for name, expected in np.load(folder / "logits.npz").items():
             model = keras.saving.load_model(folder / f"{name}.keras")
             actual = np.asarray(keras.ops.convert_to_numpy(model(inputs))).astype("float32")
-            np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6, err_msg=name)
+            # What was compiled before is not compiled here.
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, err_msg=name)
             print(name, type(model).__name__)
         said = json.loads((folder / "said.json").read_text())
         if said:

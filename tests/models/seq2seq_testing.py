@@ -22,10 +22,11 @@ def rows_of(model, *lengths):
     return [ids[11 * n : 11 * n + length] for n, length in enumerate(lengths)]
 
 
-def log_probs_of(model, source, answer):
-    """The log-probabilities of the tokens of an answer, by plain calls on the source alone."""
-    row = np.concatenate([[START], answer]).astype("int32")
-    return np.take_along_axis(log_softmax(uncached_logits(model, row[:-1], source)), row[1:, None], axis=1)[:, 0]
+def log_probs_of(model, source, answers):
+    """The log-probabilities of the tokens of answers to one source, `(B, T)`, by plain calls without a cache."""
+    targets = np.pad(answers, ((0, 0), (1, 0)), constant_values=START)[:, :-1]
+    logits = run(FAST_MODE, model, {"source": np.tile(source, (len(answers), 1)), "target": targets})
+    return np.take_along_axis(log_softmax(logits), np.array(answers)[..., None], axis=2)[..., 0]
 
 
 def check_answers(model, sources, monkeypatch, tolerance=1e-5):
@@ -46,14 +47,19 @@ def check_answers(model, sources, monkeypatch, tolerance=1e-5):
             np.testing.assert_array_equal(row, answer[:end])
 
     # Samples and beams of each source are its own.
-    found = model.generate(inputs, 9, Sampler(), seed=3, num_samples=2, return_log_probs=1, **settings)
-    beams = model.generate(inputs, 9, BeamSearch(num_beams=2), num_samples=2, return_log_probs=1, **settings)
-    for rows, log_probs in (found, beams):
-        for number, (row, log_prob) in enumerate(zip(rows, log_probs, strict=True)):
-            assert_close(log_prob["chosen"], log_probs_of(model, sources[number // 2], row), tolerance)
-    totals = np.array([log_prob["chosen"].sum() for log_prob in beams[1]]).reshape(-1, 2)
-    greedy = [log_probs_of(model, source, answer).sum() for source, answer in zip(sources, answers, strict=True)]
-    assert (totals[:, 0] >= totals[:, 1]).all() and (totals[:, 0] >= np.array(greedy) - tolerance).any()
+    settings |= {"num_samples": 2, "return_log_probs": 1}
+    samples, of_samples = model.generate(inputs, 9, Sampler(), seed=3, **settings)
+    beams, of_beams = model.generate(inputs, 9, BeamSearch(num_beams=2), **settings)
+    gains = []
+    for number, source in enumerate(sources):
+        two = slice(2 * number, 2 * number + 2)
+        expected = log_probs_of(model, source, [*samples[two], *beams[two], answers[number]])
+        found = [log_probs["chosen"] for log_probs in (*of_samples[two], *of_beams[two])]
+        assert_close(np.stack(found), expected[:4], tolerance)
+        _, _, best, second, greedy = expected.sum(axis=1)
+        assert best >= second and not np.array_equal(*beams[two])
+        gains.append(best - greedy)
+    assert max(gains) > -tolerance
 
 
 def _by_end_token(model, inputs, stop, monkeypatch):
@@ -114,6 +120,11 @@ def check_prompts_without_padding(model, sources):
     for inputs in ({"source": padded}, {"source": noise, "source_padding_mask": mask}):
         for row, answer in zip(model.generate(inputs, 5, stop_token_ids=[]), expected, strict=True):
             np.testing.assert_array_equal(row, answer)
+    targets = np.array([[START, 4, 0, 0]] * len(sources))
+    for row in model.generate({"source": padded, "target": targets}, 5, stop_token_ids=[]):
+        assert row[:2].tolist() == [START, 4] and len(row) == 7
+    with pytest.raises(ValueError, match="Source 1 is empty"):
+        model.generate({"source": np.array([[1, 2], [0, 0]])}, 5)
 
 
 def check_wrong_inputs(model):
