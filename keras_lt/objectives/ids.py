@@ -23,6 +23,10 @@ def as_integers(values, name):
     if keras.ops.is_tensor(values):
         values = keras.ops.convert_to_numpy(values)
     array = np.asarray(values)
+    if array.dtype.kind in "US":
+        raise ValueError(
+            f"`{name}` must be integers of rank 1: a tokenizer's `encode` makes them of text. Received: text"
+        )
     if array.ndim != 1:
         raise ValueError(f"`{name}` must have rank 1. Received: shape {array.shape}")
     if array.size and not np.issubdtype(array.dtype, np.integer):

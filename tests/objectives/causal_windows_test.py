@@ -296,7 +296,7 @@ def test_without_tensorflow_repeat_comes_first(no_tensorflow):
         ({"token_ids": [True] * 10}, "integers. Received: bool"),
         ({"token_ids": [[0] * 10]}, r"rank 1. Received: shape \(1, 10\)"),
         ({"token_ids": 3}, r"rank 1. Received: shape \(\)"),
-        ({"token_ids": "text"}, "rank 1"),
+        ({"token_ids": "text"}, "a tokenizer's `encode` makes them of text. Received: text"),
         ({"token_ids": [0] * 9 + [7, 8], "vocabulary_size": 7}, r"vocabulary_size=7\)\. Received: 7 at \[9\]"),
         ({"token_ids": [0] * 9 + [-3]}, r"Received: -3 at \[9\]"),
         ({"token_ids": [0] * 9 + [2**31]}, r"int32.*Received: 2147483648 at \[9\]"),
