@@ -161,7 +161,7 @@ class Decoding:
 
     def row(self, number):
         """The ids of a row, prompt included, as an int32 array."""
-        return self.token_ids[number, : self.lengths[number]].copy()
+        return self.new_tokens(number, 0)
 
     def new_tokens(self, number, start=None):
         """The ids of a row from a place on, by default those without the prompt, as an int32 array."""

@@ -145,11 +145,7 @@ class LittleTransformer(GenerativeMixin, TransformerModel):
         self._build_head(16 * self.num_layers)
 
     def call(self, inputs, return_attention_scores=False, return_features=False, training=None):
-        token_ids, padding_mask, segment_ids = self._unpack(inputs)
-        attention_mask, positions = self._segments(segment_ids, padding_mask)
-        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
-        x = self._embed(token_ids, training, padding_mask=padding_mask, positions=positions)
-        outputs, scores = self._through(self.blocks, self.norm, x, return_attention_scores, training=training, **masks)
+        outputs, scores, _ = self._read(inputs, return_attention_scores, training)
         if not return_features:
             outputs = self._logits(outputs)  # (B, T, V)
         return (outputs, scores) if return_attention_scores else outputs

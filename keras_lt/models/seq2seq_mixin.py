@@ -45,6 +45,23 @@ class Seq2SeqMixin(GenerativeMixin):
         return "target" in token_ids
 
     def _to_rows(self, token_ids, lengths):
+        sources = self._to_sources(token_ids)
+        if "target" not in token_ids:
+            raise ValueError('To score, pass targets beside the sources. Received: no "target"')
+        targets = self._real_rows(token_ids, "target", lengths)
+        if len(targets) != len(sources):
+            raise ValueError(f"There must be a target for each source. Received: {len(sources)}, {len(targets)}")
+        return targets, sources
+
+    def _to_prompts(self, token_ids, lengths):
+        if isinstance(token_ids, dict) and self._has_prompts(token_ids):
+            return self._to_rows(token_ids, lengths)
+        sources = self._to_sources(token_ids)
+        if lengths is not None:
+            raise ValueError('`lengths` are of the targets. Received: lengths and no "target"')
+        return [np.array([self.start_token_id], "int32") for _ in sources], sources
+
+    def _to_sources(self, token_ids):
         if not isinstance(token_ids, dict) or "source" not in token_ids or not set(token_ids) <= set(self.input_keys):
             received = f"the keys {tuple(token_ids)}" if isinstance(token_ids, dict) else type(token_ids).__name__
             raise ValueError(
@@ -60,14 +77,7 @@ class Seq2SeqMixin(GenerativeMixin):
                     f"A source may have at most {self.max_sequence_length} tokens "
                     f"(max_sequence_length={self.max_sequence_length}). Received: source {number} of {len(source)}"
                 )
-        if "target" not in token_ids:
-            if lengths is not None:
-                raise ValueError('`lengths` are of the targets. Received: lengths and no "target"')
-            return [np.array([self.start_token_id], "int32") for _ in sources], sources
-        targets = self._real_rows(token_ids, "target", lengths)
-        if len(targets) != len(sources):
-            raise ValueError(f"There must be a target for each source. Received: {len(sources)}, {len(targets)}")
-        return targets, sources
+        return sources
 
     def _real_rows(self, token_ids, name, lengths=None):
         rows = to_rows(token_ids[name], self.vocabulary_size, lengths, name=name)
@@ -81,16 +91,6 @@ class Seq2SeqMixin(GenerativeMixin):
                 )
             rows = [row[mask[: len(row)]] for row, mask in zip(rows, masks, strict=True)]
         return [row[row != 0] for row in rows] if self.mask_zero else rows
-
-    def _to_prompts(self, token_ids, lengths):
-        return self._to_rows(token_ids, lengths)
-
-    def score(self, token_ids, lengths=None):
-        if isinstance(token_ids, dict) and "target" not in token_ids:
-            raise ValueError('To score, pass targets beside the sources. Received: no "target"')
-        return super().score(token_ids, lengths)
-
-    score.__doc__ = GenerativeMixin.score.__doc__
 
     def _real(self, token_ids):
         return self._to_mask("target_padding_mask", None, token_ids)

@@ -145,11 +145,7 @@ class TransformerEncoder(TransformerModel):
 
     def call(self, inputs, return_attention_scores=False, return_features=False, training=None):
         _check_features(return_features)
-        token_ids, padding_mask, segment_ids = self._unpack(inputs)
-        attention_mask, positions = self._segments(segment_ids, padding_mask)
-        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
-        x = self._embed(token_ids, training, padding_mask=padding_mask, positions=positions)
-        outputs, scores = self._through(self.blocks, self.norm, x, return_attention_scores, training=training, **masks)
+        outputs, scores, padding_mask = self._read(inputs, return_attention_scores, training)
         if return_features == "mean":
             outputs = _mean(outputs, padding_mask)
         elif not return_features:

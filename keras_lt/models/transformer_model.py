@@ -131,6 +131,15 @@ class TransformerModel(LanguageModel):
     def _embed(self, token_ids, training, **arguments):
         return self.dropout_layer(self.embedding(token_ids, **arguments), training=training)  # (B, T, D)
 
+    def _read(self, inputs, return_attention_scores, training):
+        """What comes out behind the one stack of blocks, `(B, T, D)`, what each looked at, and the padding mask."""
+        token_ids, padding_mask, segment_ids = self._unpack(inputs)
+        attention_mask, positions = self._segments(segment_ids, padding_mask)
+        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
+        x = self._embed(token_ids, training, padding_mask=padding_mask, positions=positions)
+        x, scores = self._through(self.blocks, self.norm, x, return_attention_scores, training=training, **masks)
+        return x, scores, padding_mask
+
     def _through(self, blocks, norm, x, return_attention_scores, **arguments):
         """The stream behind the blocks and their normalisation, and a list of what each block looked at."""
         scores = []

@@ -33,13 +33,7 @@ def endpoints(model, tokenizer=None):
     def continue_ids(token_ids, prompt_lengths, *settings):
         return generate_ids(model, token_ids, prompt_lengths, by_name(settings))
 
-    @functools.cache
-    def traced():
-        # Once for both signatures that need it: it is most of the work of an export.
-        with tf.init_scope():
-            function = tf.function(continue_ids, input_signature=[token_ids, lengths, *settings], autograph=False)
-            return function.get_concrete_function()
-
+    traced = trace_once(continue_ids, [token_ids, lengths, *settings])
     found = {"serving_default": (lambda token_ids: logits(model, token_ids), [token_ids])}
     if keras.config.backend() == "tensorflow" and isinstance(model, GenerativeMixin):
         found["generate_ids"] = (lambda *inputs: traced()(*inputs), [token_ids, lengths, *settings])
@@ -50,6 +44,21 @@ def endpoints(model, tokenizer=None):
             )
             found["score"] = (lambda texts: score_texts(model, tokenizer, texts), [texts])
     return found
+
+
+def trace_once(function, signature):
+    """A function that gives the concrete function, traced when it is first asked for.
+
+    Several signatures need that of `generate_ids`, and it is most of the work of an export.
+    """
+    import tensorflow as tf
+
+    @functools.cache
+    def traced():
+        with tf.init_scope():
+            return tf.function(function, input_signature=signature, autograph=False).get_concrete_function()
+
+    return traced
 
 
 def logits(model, inputs):
@@ -123,14 +132,20 @@ def score_texts(model, tokenizer, texts):
     """Log-likelihood in nats, float32 `(B,)`, of all tokens but the first, and the number of those, int32 `(B,)`."""
     import tensorflow as tf
 
-    ragged = tokenizer.encode(texts)
-    lengths = tf.cast(ragged.row_lengths(), tf.int32)
-    token_ids = ragged.to_tensor(shape=(None, None))
-    token_ids = tf.pad(token_ids, [[0, 0], [0, tf.maximum(0, 2 - tf.shape(token_ids)[1])]])
+    token_ids, lengths = scored_rows(tokenizer.encode(texts))
     real = tf.sequence_mask(lengths, tf.shape(token_ids)[1])
     mask = model.compute_mask(token_ids, None)
     real = real if mask is None else tf.logical_and(real, mask)
     return scores(model, token_ids, lengths, tf.logical_and(real[:, :-1], real[:, 1:]))
+
+
+def scored_rows(ragged):
+    """The ids of texts, `(B, T)`, filled up with 0, and their numbers; two columns or more, also of no texts."""
+    import tensorflow as tf
+
+    token_ids = ragged.to_tensor(shape=(None, None))
+    token_ids = tf.pad(token_ids, [[0, 0], [0, tf.maximum(0, 2 - tf.shape(token_ids)[1])]])
+    return token_ids, tf.cast(ragged.row_lengths(), tf.int32)
 
 
 def scores(model, token_ids, lengths, counted, source=None):

@@ -22,12 +22,7 @@ def endpoints(model, tokenizer=None):
     def answer_ids(source, source_lengths, *settings):
         return generate_ids(model, source, source_lengths, language.by_name(settings))
 
-    @functools.cache
-    def traced():
-        with tf.init_scope():
-            function = tf.function(answer_ids, input_signature=[source, lengths, *settings], autograph=False)
-            return function.get_concrete_function()
-
+    traced = language.trace_once(answer_ids, [source, lengths, *settings])
     found = {"serving_default": (functools.partial(logits, model), [source, lengths, target])}
     if keras.config.backend() == "tensorflow":
         found["generate_ids"] = (lambda *inputs: traced()(*inputs), [source, lengths, *settings])
@@ -82,10 +77,7 @@ def score_texts(model, tokenizer, texts, targets):
     rows = tokenizer.encode(targets)
     starts, ends = (tf.fill([sizes[1], 1], value) for value in (model.start_token_id, model.end_token_id))
     rows = tf.concat([starts, rows, ends], axis=1)
-    lengths = tf.cast(rows.row_lengths(), tf.int32)
-    # An empty batch has no columns.
-    token_ids = rows.to_tensor(shape=(None, None))
-    token_ids = tf.pad(token_ids, [[0, 0], [0, tf.maximum(0, 2 - tf.shape(token_ids)[1])]])
+    token_ids, lengths = language.scored_rows(rows)
     counted = tf.sequence_mask(lengths - 1, tf.shape(token_ids)[1] - 1)
     return language.scores(model, token_ids, lengths, counted, source)
 
