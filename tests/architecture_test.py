@@ -34,8 +34,9 @@ FLOORS = [
 ]
 FLOOR_OF = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}
 
-# Libraries that may be imported anywhere; all others only inside functions, and the backends only in these packages.
-EVERYWHERE = {"keras", "numpy", "keras_lt", *sys.stdlib_module_names}
+# Libraries that may be imported anywhere, and what the tools share; all others only inside functions, and the backends
+# only in these packages.
+EVERYWHERE = {"keras", "numpy", "keras_lt", "benchmarking", "peers", *sys.stdlib_module_names}
 BACKEND_LIBRARIES = {
     "tensorflow": ("keras_lt.backend", "keras_lt.objectives", "keras_lt.serving", "examples", "tools"),
     "jax": ("keras_lt.backend", "keras_lt.objectives", "keras_lt.serving", "tools"),
