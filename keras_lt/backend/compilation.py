@@ -17,6 +17,22 @@ def prefers_jit():
     return True if tf.distribute.get_strategy().num_replicas_in_sync == 1 else "auto"
 
 
+def has_accelerator():
+    """Whether the backend computes on something else than a CPU."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        return bool(tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("TPU"))
+    if backend == "jax":
+        import jax
+
+        return jax.default_backend() != "cpu"
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def is_tracing():
     """Whether a `tf.function` is being traced; on other backends only the tensors know, see `is_concrete`."""
     if keras.backend.backend() != "tensorflow":

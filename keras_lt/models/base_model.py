@@ -1,14 +1,21 @@
 import contextlib
+import functools
+import inspect
 
 import keras
 
+from keras_lt.backend import GroupedTrainFunction, can_group
 from keras_lt.layers.composite_layer import QuantizableMixin
+from keras_lt.models.automatic_steps import automatic_steps
 from keras_lt.optimizers import SmoothedRMS
 from keras_lt.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
 
 class BaseModel(QuantizableMixin, keras.Model):
     """Base of all models: what `compile()` means by default, and which formats they are written in."""
+
+    _steps_per_execution_asked = "auto"
+    _steps_per_epoch = None
 
     def compile(
         self,
@@ -32,12 +39,16 @@ class BaseModel(QuantizableMixin, keras.Model):
             metrics: As in Keras.
             weighted_metrics: As in Keras; `"auto"` is what fits the model: `[Perplexity()]` for a language model.
             run_eagerly: As in Keras.
-            steps_per_execution: Number of batches a compiled call runs. Defaults to `"auto"`, that is 1.
+            steps_per_execution: Number of batches a compiled call runs; on TensorFlow with XLA, and on JAX, in one
+                program. Defaults to `"auto"`: in `fit` as many as take about a quarter of a second, up to 16, unless a
+                callback looks at single batches, the number of batches is not known, or several devices share the
+                work; 1 elsewhere.
             jit_compile: Whether XLA compiles the steps. Defaults to `"auto"`: for a language model on TensorFlow yes,
                 unless a strategy has several replicas; else Keras decides.
             auto_scale_loss: As in Keras.
         """
         self._jit_compile_asked = jit_compile
+        self._steps_per_execution_asked = steps_per_execution
         optimizer = SmoothedRMS() if optimizer == "auto" else keras.optimizers.get(optimizer)
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         if auto_scale_loss and self.dtype_policy.name == "mixed_float16" and optimizer is not None and not scales:
@@ -54,15 +65,44 @@ class BaseModel(QuantizableMixin, keras.Model):
             auto_scale_loss=auto_scale_loss,
         )
 
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args, **kwargs):
+        given = inspect.signature(keras.Model.fit).bind(self, *args, **kwargs).arguments
+        is_automatic = self.compiled and self._steps_per_execution_asked == "auto"
+        if is_automatic and can_group(self):
+            read = ("x", "batch_size", "callbacks", "steps_per_epoch", "validation_split")
+            given = {name: given[name] for name in read if name in given}
+            self.steps_per_execution = automatic_steps(self._products_per_row, **given)
+        limits = [steps for steps in (given.get("steps_per_epoch"), keras.config.max_steps_per_epoch()) if steps]
+        self._steps_per_epoch = min(limits, default=None)
+        try:
+            return super().fit(*args, **kwargs)
+        finally:
+            self._steps_per_epoch = None
+            if is_automatic:
+                self.steps_per_execution = 1
+
     def make_train_function(self, force=False):
         # Not in the first step: should that fail, TensorFlow would let no later one make the optimizer's variables.
         self._build_optimizer()
-        return super().make_train_function(force)
+        steps = self.steps_per_execution
+        is_automatic = self._steps_per_execution_asked == "auto"
+        if is_automatic:
+            # Validation is not grouped, and Keras would unroll a loop for `predict`.
+            self.steps_per_execution = 1
+        known = None if force else self.train_function
+        if not isinstance(known, GroupedTrainFunction) or known.size < steps:
+            # Without XLA, Keras's own loop takes the numbers that are asked for, and needs no room for batches.
+            if steps == 1 or not can_group(self) or not (is_automatic or self.jit_compile):
+                return super().make_train_function(force)
+            self.train_function = GroupedTrainFunction(self, steps)
+        self.train_function.begin(steps, self._steps_per_epoch)
 
     def get_compile_config(self):
         config = super().get_compile_config()
         # What "auto" meant on this machine need not be right on the one that loads the model.
-        return {**config, "jit_compile": self._jit_compile_asked} if config else config
+        asked = {"jit_compile": self._jit_compile_asked, "steps_per_execution": self._steps_per_execution_asked}
+        return {**config, **asked} if config else config
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -78,6 +118,9 @@ class BaseModel(QuantizableMixin, keras.Model):
         is_distributed = hasattr(self, "distribute_strategy")
         with self.distribute_strategy.scope() if is_distributed else contextlib.nullcontext():
             self.optimizer.build(self.trainable_variables)
+
+    def _products_per_row(self, shape):
+        """About how many multiplications the forward pass of a row takes; `None`: its steps are not grouped."""
 
     def _auto_jit_compile(self):
         return "auto"

@@ -9,6 +9,8 @@ from keras_lt.metrics import Perplexity
 from keras_lt.models.base_model import BaseModel
 from keras_lt.ops import combine_masks
 
+_USUAL_LENGTH = 64  # of data that does not tell
+
 
 class LanguageModel(BaseModel):
     """Base of the models that turn token ids into logits: their inputs, and what `compile()` and `export()` mean."""
@@ -59,6 +61,10 @@ class LanguageModel(BaseModel):
 
     def _auto_metrics(self):
         return [Perplexity()]
+
+    def _products_per_row(self, shape):
+        length = shape[0] or getattr(self, "max_sequence_length", None) or _USUAL_LENGTH
+        return self.count_params() * length
 
     def _auto_jit_compile(self):
         return prefers_jit()

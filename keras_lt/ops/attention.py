@@ -8,14 +8,15 @@ from keras_lt.ops.masks import expand_mask
 
 # Finite, so that a row of blocked scores gives no NaN, and far enough below any score that its weight underflows to 0.
 _BLOCKED = -1e30
+_LOWEST = float(np.finfo("float32").min)
 
 
 def dot_product_attention(query, key, value, mask=None, scale=None):
     """Scaled dot-product attention: `softmax(Q K / sqrt(H) + M) V`.
 
-    Where the backend has a fused kernel (JAX, PyTorch) it is used, unless numbers are to be added to the scores; the
-    result is that of `attention_weights` and `attend`. A query that may look at nothing gets a context of exactly zero,
-    with zero gradients.
+    Where the backend has a fused kernel that pays (PyTorch; JAX, but not on a CPU) it is used, unless numbers are to be
+    added to the scores; the result is that of `attention_weights` and `attend`. A query that may look at nothing gets a
+    context of exactly zero, with zero gradients.
 
     Args:
         query: Tensor of shape `(B, N, T, H)`.
@@ -43,8 +44,8 @@ def dot_product_attention(query, key, value, mask=None, scale=None):
     check_attention_shapes(query=(query, "BNTH"), key=(key, "BKSH"), value=(value, "BKSH"))
     mask, bias = _boolean_and_bias(mask, query, key)
     # Keras's kernels round an added mask to the dtype of the query: in float16, -1e9 becomes minus infinity.
-    if bias is not None or not _has_kernel(query.dtype):
-        return attend(_weights(query, key, mask, bias, scale), value)
+    if bias is not None or not _has_kernel():
+        return _plain_attention(query, key, value, mask, bias, scale)
     query, key, value = (ops.swapaxes(x, 1, 2) for x in (query, key, value))  # (B, T, N, H)
     groups = query.shape[2] // key.shape[2]
     if groups > 1:
@@ -99,26 +100,48 @@ def attend(weights, value):
     return _ungroup(context, weights.shape[1], ops.shape(weights)[2])
 
 
-def _has_kernel(dtype):
-    """Whether Keras has a fused kernel here: none on TensorFlow, and JAX's does not compile for float16 on a CPU."""
+def _has_kernel():
+    """Whether Keras has a fused kernel that is faster: none on TensorFlow, and JAX's is slower on a CPU."""
     backend = keras.config.backend()
-    return backend == "torch" or (backend == "jax" and keras.backend.standardize_dtype(dtype) != "float16")
+    if backend == "jax":
+        return not all(device.startswith("cpu") for device in keras.distribution.list_devices())
+    return backend == "torch"
+
+
+def _plain_attention(query, key, value, mask, bias, scale):
+    dtype = query.dtype
+    # Without the weights' division, which may come later, a sum of many values would go beyond half precision.
+    if keras.backend.standardize_dtype(dtype) in ("float16", "bfloat16"):
+        return attend(_weights(query, key, mask, bias, scale), value)
+    scores = _scores(query, key, mask, bias, scale)
+    # A softmax is the same whatever number is taken from all scores: there is nothing to differentiate.
+    highest = ops.stop_gradient(ops.max(scores, axis=-1, keepdims=True, initial=_LOWEST))
+    powers = ops.exp(scores - highest)
+    # One more key, of the lowest score and without a value: it counts only where there is no other.
+    total = ops.sum(powers, axis=-1, keepdims=True) + ops.exp(_LOWEST - highest)
+    # To divide the context costs H divisions a row, to divide the weights S.
+    context = attend(ops.cast(powers, dtype), value) / ops.cast(total, dtype)
+    return context if mask is None else context * _has_key(mask, dtype)
 
 
 def _weights(query, key, mask, bias, scale):
     dtype = query.dtype
-    query = ops.multiply(query, 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    scores = ops.einsum("bkth,bksh->bkts", _group(query, key.shape[1]), key)
-    scores = _ungroup(scores, query.shape[1], ops.shape(query)[2])
-    scores = ops.cast(scores, keras.backend.result_type(dtype, "float32"))
-    if bias is not None:
-        scores = scores + ops.cast(bias, scores.dtype)
-    if mask is not None:
-        scores = ops.where(mask, scores, _BLOCKED)
+    scores = _scores(query, key, mask, bias, scale)
     # The softmax over a single key is written out, because Keras warns of it.
     weights = ops.exp(scores - scores) if scores.shape[-1] == 1 else ops.softmax(scores, axis=-1)
     weights = ops.cast(weights, dtype)
     return weights if mask is None else weights * _has_key(mask, dtype)
+
+
+def _scores(query, key, mask, bias, scale):
+    """The scores in float32 at least, `(B, N, T, S)`; blocked ones lie far below any other."""
+    query = ops.multiply(query, 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scores = ops.einsum("bkth,bksh->bkts", _group(query, key.shape[1]), key)
+    scores = _ungroup(scores, query.shape[1], ops.shape(query)[2])
+    scores = ops.cast(scores, keras.backend.result_type(query.dtype, "float32"))
+    if bias is not None:
+        scores = scores + ops.cast(bias, scores.dtype)
+    return scores if mask is None else ops.where(mask, scores, _BLOCKED)
 
 
 def _group(x, num_key_value_heads):
