@@ -10,11 +10,16 @@ def prefers_jit():
     Returns:
         `True`, or `"auto"` for Keras's own choice.
     """
+    return True if is_single_tensorflow_device() else "auto"
+
+
+def is_single_tensorflow_device():
+    """Whether the backend is TensorFlow, without a strategy that spreads the work over several replicas."""
     if keras.backend.backend() != "tensorflow":
-        return "auto"
+        return False
     import tensorflow as tf
 
-    return True if tf.distribute.get_strategy().num_replicas_in_sync == 1 else "auto"
+    return tf.distribute.get_strategy().num_replicas_in_sync == 1
 
 
 def has_accelerator():

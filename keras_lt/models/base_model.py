@@ -4,8 +4,9 @@ import inspect
 
 import keras
 
-from keras_lt.backend import GroupedTrainFunction, can_group
+from keras_lt.backend import GroupedTrainFunction, can_group, is_single_tensorflow_device
 from keras_lt.layers.composite_layer import QuantizableMixin
+from keras_lt.models.array_batches import with_array_batches
 from keras_lt.models.automatic_steps import automatic_steps
 from keras_lt.optimizers import SmoothedRMS
 from keras_lt.optimizers.loss_scale_optimizer import LossScaleOptimizer
@@ -67,16 +68,19 @@ class BaseModel(QuantizableMixin, keras.Model):
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args, **kwargs):
-        given = inspect.signature(keras.Model.fit).bind(self, *args, **kwargs).arguments
+        given = dict(inspect.signature(keras.Model.fit).bind(self, *args, **kwargs).arguments)
+        given.pop("self")
         is_automatic = self.compiled and self._steps_per_execution_asked == "auto"
         if is_automatic and can_group(self):
             read = ("x", "batch_size", "callbacks", "steps_per_epoch", "validation_split")
-            given = {name: given[name] for name in read if name in given}
-            self.steps_per_execution = automatic_steps(self._products_per_row, **given)
+            known = {name: given[name] for name in read if name in given}
+            self.steps_per_execution = automatic_steps(self._products_per_row, **known)
         limits = [steps for steps in (given.get("steps_per_epoch"), keras.config.max_steps_per_epoch()) if steps]
         self._steps_per_epoch = min(limits, default=None)
+        if is_single_tensorflow_device():
+            given = with_array_batches(given)
         try:
-            return super().fit(*args, **kwargs)
+            return super().fit(**given)
         finally:
             self._steps_per_epoch = None
             if is_automatic:
