@@ -40,7 +40,7 @@ EVERYWHERE = {"keras", "numpy", "keras_lt", "benchmarking", "peers", *sys.stdlib
 BACKEND_LIBRARIES = {
     "tensorflow": ("keras_lt.backend", "keras_lt.objectives", "keras_lt.serving", "examples", "tools"),
     "jax": ("keras_lt.backend", "keras_lt.objectives", "keras_lt.serving", "tools"),
-    "torch": ("keras_lt.backend",),
+    "torch": ("keras_lt.backend", "tools"),
 }
 
 # A value for each argument that a public class of keras_lt may require.
