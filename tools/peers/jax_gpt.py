@@ -14,15 +14,17 @@ def layer_norm(x, norm):
 def split_heads(x, block, num_heads):
     """Queries, keys and values of a stream, each (B, N, T, H)."""
     batch_size, length, width = x.shape
-    qkv = layer_norm(x, block["attention_norm"]) @ block["qkv"]
+    qkv = layer_norm(x.reshape(-1, width), block["attention_norm"]) @ block["qkv"]
     return qkv.reshape(batch_size, length, 3, num_heads, width // num_heads).transpose(2, 0, 3, 1, 4)
 
 
 def add(x, context, block, activation):
     """The stream after the context of the heads, (B, N, T, H), and the feed-forward network were added."""
-    x = x + context.swapaxes(1, 2).reshape(x.shape) @ block["output"]
-    inner = layer_norm(x, block["feed_forward_norm"]) @ block["expand"]["kernel"] + block["expand"]["bias"]
-    return x + activate(inner, activation) @ block["contract"]["kernel"] + block["contract"]["bias"]
+    rows = x.reshape(-1, x.shape[-1])
+    rows += context.swapaxes(1, 2).reshape(rows.shape) @ block["output"]
+    inner = layer_norm(rows, block["feed_forward_norm"]) @ block["expand"]["kernel"] + block["expand"]["bias"]
+    rows += activate(inner, activation) @ block["contract"]["kernel"] + block["contract"]["bias"]
+    return rows.reshape(x.shape)
 
 
 def activate(x, activation: str):
@@ -33,7 +35,9 @@ def activate(x, activation: str):
 
 def logits_of(weights: dict, x):
     """Logits of a stream, (B, T, V)."""
-    return layer_norm(x, weights["norm"]) @ weights["head"]["kernel"] + weights["head"]["bias"]
+    rows = layer_norm(x.reshape(-1, x.shape[-1]), weights["norm"])
+    logits = rows @ weights["head"]["kernel"] + weights["head"]["bias"]
+    return logits.reshape(*x.shape[:-1], -1)
 
 
 def forward(weights: dict, token_ids, num_heads: int, activation: str):
