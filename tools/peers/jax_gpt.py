@@ -59,7 +59,7 @@ def forward(weights: dict, token_ids, num_heads: int, activation: str):
 def make_training(
     weights: dict, num_heads: int, activation: str, learning_rate: float = 0.01, steps_per_call: int = 32
 ):
-    """A function of windows and targets, `(steps, B, T)`, that trains on them in turn and returns the last loss."""
+    """A function of windows and targets, `(steps, B, T)`, that trains on them in turn and returns the mean loss."""
     import jax
     import jax.numpy as jnp
 
@@ -78,16 +78,18 @@ def make_training(
     @jax.jit(donate_argnums=0)
     def train_group(state, x, y):
         state, losses = jax.lax.scan(step, state, (x, y))
-        return state, losses[-1]
+        return state, losses.sum()
 
     weights = jax.tree.map(jnp.asarray, weights)
     state = (weights, *(jax.tree.map(jnp.zeros_like, weights) for _ in range(2)))
 
     def train(x: np.ndarray, y: np.ndarray) -> float:
         nonlocal state
+        losses = []
         for start in range(0, len(x), steps_per_call):
             group = slice(start, start + steps_per_call)
             state, loss = train_group(state, x[group], y[group])
-        return float(loss)
+            losses.append(loss)
+        return float(sum(losses)) / len(x)
 
     return train

@@ -70,13 +70,13 @@ def make_training(
     jit_compile: bool = True,
     steps_per_call: int = 32,
 ):
-    """A function of windows and targets, `(steps, B, T)`, that trains on them in turn and returns the last loss."""
+    """A function of windows and targets, `(steps, B, T)`, that trains on them in turn and returns the mean loss."""
     import tensorflow as tf
 
     flat = tf.nest.flatten(variables)
     averages, squares = ([tf.Variable(tf.zeros_like(variable)) for variable in flat] for _ in range(2))
 
-    def step(x, y, weights, averages, squares):
+    def step(x, y, weights, averages, squares, total):
         with tf.GradientTape() as tape:
             tape.watch(weights)
             logits = forward(tf.nest.pack_sequence_as(variables, weights), x, num_heads, activation)
@@ -85,28 +85,29 @@ def make_training(
         squares = [0.9 * r + 0.1 * g * g for r, g in zip(squares, gradients, strict=True)]
         averages = [0.9 * v + 0.1 * g for v, g in zip(averages, gradients, strict=True)]
         moves = [learning_rate / (tf.sqrt(r) + 1e-8) * v for r, v in zip(squares, averages, strict=True)]
-        return [p - move for p, move in zip(weights, moves, strict=True)], averages, squares, loss
+        return [p - move for p, move in zip(weights, moves, strict=True)], averages, squares, total + loss
 
     @tf.function(jit_compile=jit_compile, autograph=False)
     def train_group(x, y):
         held = (flat, averages, squares)
         start = (0, *tf.nest.map_structure(tf.convert_to_tensor, held), 0.0)
-        _, *new, loss = tf.while_loop(
+        _, *new, total = tf.while_loop(
             lambda index, *_: index < x.shape[0],
-            lambda index, weights, averages, squares, _: (
+            lambda index, weights, averages, squares, total: (
                 index + 1,
-                *step(x[index], y[index], weights, averages, squares),
+                *step(x[index], y[index], weights, averages, squares, total),
             ),
             start,
         )
         for variable, value in zip(tf.nest.flatten(held), tf.nest.flatten(new), strict=True):
             variable.assign(value)
-        return loss
+        return total
 
     def train(x: np.ndarray, y: np.ndarray) -> float:
+        losses = []
         for start in range(0, len(x), steps_per_call):
             group = slice(start, start + steps_per_call)
-            loss = train_group(tf.constant(x[group]), tf.constant(y[group]))
-        return float(loss)
+            losses.append(train_group(tf.constant(x[group]), tf.constant(y[group])))
+        return float(sum(losses)) / len(x)
 
     return train

@@ -87,18 +87,20 @@ def make_model(weights: dict, **arguments):
 
 
 def make_training(model, learning_rate: float = 1e-3, compiled: bool = False):
-    """A function of windows and targets, `(steps, B, T)`, that trains on them in turn and returns the last loss."""
+    """A function of windows and targets, `(steps, B, T)`, that trains on them in turn and returns the mean loss."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), learning_rate, fused=True)
     loss_of = torch.compile(model) if compiled else model
 
     def train(x: np.ndarray, y: np.ndarray) -> float:
+        losses = []
         for inputs, targets in zip(torch.from_numpy(x).long(), torch.from_numpy(y).long(), strict=True):
             loss = loss_of(inputs, targets)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
-        return loss.item()
+            losses.append(loss.detach())
+        return torch.stack(losses).mean().item()
 
     return train

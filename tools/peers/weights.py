@@ -44,3 +44,10 @@ def initial_weights(
         "norm": norm(),
         "head": {"kernel": glorot(hidden_dim, vocabulary_size), "bias": np.zeros(vocabulary_size, "float32")},
     }
+
+
+def count(weights: dict | list | np.ndarray) -> int:
+    """How many numbers a tree of weights holds."""
+    if isinstance(weights, np.ndarray):
+        return weights.size
+    return sum(map(count, weights.values() if isinstance(weights, dict) else weights))
