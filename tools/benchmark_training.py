@@ -13,7 +13,10 @@ call on batches that lie in memory. Optimizers are what each library's users tak
 keras_lt and the hand-written loops, Adam in KerasHub, fused AdamW in PyTorch.
 
 FLOPs a token are 6 for each weight of a matrix and 12 T D for each layer's attention (T the context, D the width). The
-matrix peak is the better of NumPy's and TensorFlow's best product of two float32 matrices, before and after the rounds.
+matrix peak is the best product of two float32 matrices, by NumPy or TensorFlow, in the same rounds.
+
+The machine must have nothing else to do: PyTorch's threads wait for each other without sleeping, so that another busy
+process makes it ten times as slow, and the others half as fast.
 
 Prints tables, then one JSON line.
 """
@@ -28,6 +31,7 @@ from benchmarking import Contender
 from peers import jax_gpt, keras_hub_gpt, sizes, tensorflow_gpt, torch_gpt, weights
 
 STEPS_PER_CALL = 32
+PEAK = "matrix peak"
 
 
 def add_settings(parser) -> None:
@@ -119,6 +123,28 @@ def make_contender(name: str, build: Callable, backend: str, *needs: str) -> Con
     return Contender(name, prepare, backend, needs)
 
 
+def prepare_peak(size: str, steps: int | None, measure: str) -> Callable[[], float]:
+    """Measures float32 operations a second: the best product of two matrices, by NumPy or TensorFlow if it is there."""
+    has_tensorflow = importlib.util.find_spec("tensorflow") is not None
+
+    def measure_round() -> float:
+        return max(benchmarking.matrix_peak(), tensorflow_peak() if has_tensorflow else 0.0)
+
+    return measure_round
+
+
+def tensorflow_peak(size: int = 1024, repeats: int = 20) -> float:
+    import tensorflow as tf
+
+    a, b = tf.random.uniform((2, size, size))
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        tf.matmul(a, b).numpy()
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)
+
+
 CONTENDERS = [
     make_contender("keras_lt, fit", prepare_keras_lt, "tensorflow", "tensorflow"),
     make_contender("keras_lt, fit (JAX)", prepare_keras_lt, "jax", "jax"),
@@ -130,51 +156,38 @@ CONTENDERS = [
     make_contender("keras-hub, fit (JAX)", prepare_keras_hub, "jax", "jax", "keras_hub"),
     make_contender("PyTorch, eager", prepare_torch, "torch", "torch"),
     make_contender("PyTorch, torch.compile", prepare_torch_compiled, "torch", "torch"),
+    Contender(PEAK, prepare_peak),
 ]
 
 
-def matrix_peak() -> float:
-    """float32 operations a second of the best product of two matrices, by NumPy or, where it is there, TensorFlow."""
-    peak = benchmarking.matrix_peak()
-    if importlib.util.find_spec("tensorflow") is None:
-        return peak
-    import tensorflow as tf
-
-    a, b = tf.random.uniform((2, 1024, 1024))
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        tf.matmul(a, b).numpy()
-        times.append(time.perf_counter() - start)
-    return max(peak, 2 * 1024**3 / min(times))
-
-
-def print_shares(results, peak: float, flops: dict[str, int]) -> None:
+def print_shares(results, peaks: dict[str, float], flops: dict[str, int]) -> None:
     """Print the FLOPs of a token and, for each contender, how much of the peak it makes of them."""
     names = list(dict.fromkeys(name for measured in results.values() for name in measured))
-    width = max(map(len, names), default=0)
+    width = max(map(len, [*names, "share of the matrix peak"]))
     print(f"\n{'share of the matrix peak':{width}}  " + "  ".join(f"{size:>12}" for size in results))
     for name in names:
         cells = []
         for size, measured in results.items():
-            share = statistics.median(measured[name]) * flops[size] / peak if name in measured else None
+            is_known = name in measured and size in peaks
+            share = statistics.median(measured[name]) * flops[size] / peaks[size] if is_known else None
             cells.append(f"{'' if share is None else f'{share:.1%}':>12}")
         print(f"{name:{width}}  " + "  ".join(cells))
     print(f"{'MFLOPs a token':{width}}  " + "  ".join(f"{flops[size] / 1e6:12.3f}" for size in results))
-    print(f"matrix peak: {peak / 1e9:.0f} GFLOP/s")
+    print(f"{'matrix peak, GFLOP/s':{width}}  " + "  ".join(f"{peaks.get(size, 0) / 1e9:12.0f}" for size in results))
 
 
 def main() -> None:
     arguments = benchmarking.parse_arguments(__doc__, list(sizes.SIZES), CONTENDERS, add_settings)
     is_speed = arguments.measure == "speed"
-    peaks = [matrix_peak()] if is_speed else []
+    if not is_speed:
+        arguments.only = [name for name in arguments.only if name != PEAK]
     results = benchmarking.run(CONTENDERS, arguments)
-    facts = {}
-    if is_speed:
-        flops = {size: sizes.flops_per_token(**sizes.model_arguments(size)) for size in results}
-        facts = {"flops_per_token": flops, "matrix_peak": max(*peaks, matrix_peak())}
-        print_shares(results, facts["matrix_peak"], flops)
+    peaks = {size: max(measured.pop(PEAK)) for size, measured in results.items() if PEAK in measured}
+    flops = {size: sizes.flops_per_token(**sizes.model_arguments(size)) for size in results}
+    if peaks:
+        print_shares(results, peaks, flops)
     print(f"\n{'tokens a second' if is_speed else arguments.measure}")
+    facts = {"flops_per_token": flops, "matrix_peak": peaks} if is_speed else {}
     benchmarking.print_table(results, "keras_lt, fit", 4 if arguments.measure == "loss" else 0, facts)
 
 
