@@ -31,6 +31,9 @@ SMALL = {
     "examples/bayes_classifier.py": "--texts small.txt other.txt --steps 1 --output small_run/bayes",
     "examples/generate_text.py": "--model small_run --prompt The --max-new-tokens 3",
     "examples/export_saved_model.py": "--model small_run --output small_run/served",
+    "tools/benchmark_cold_start.py": "--rounds 1 --columns import --only 'keras (TF)'",
+    "tools/benchmark_lenet.py": "--rounds 1 --only 'keras_lt, fit' --images 256",
+    "tools/benchmark_scaling.py": "--sweeps context --contexts 8 16 --tokens 16 --seconds 0",
     "tools/benchmark_training.py": "--rounds 1 --columns little --only 'keras_lt, fit' --steps 2",
     "tools/cost_table.py": "--lengths 8 16 --widths 4 8 --spans 2 4 --path-lengths 3 5 --seconds 0 "
     "--output small_run/c.png",

@@ -5,10 +5,10 @@ python tools/benchmark_cold_start.py --rounds 2 --columns "1 step" --only "keras
 
 Every measurement is a fresh process that runs a script as a user would write it: import, make the model (2 layers,
 width 32), compile, and train on one batch (column `1 step`) or on 64 batches (`64 steps`) of 32 windows of 64 ids,
-given as arrays. The clock runs outside, from before the process is started until it says that `fit`, or the loop, is done.
-The third column is the time that the import alone takes, the start of Python included. One process ran before, so that
-the files are in memory. keras_lt is compiled with `compile()` and nothing else. "warm cache" keeps what JAX has
-compiled on disk, which is an environment variable: JAX_COMPILATION_CACHE_DIR.
+given as arrays. The clock runs outside, from before the process starts until it says that `fit`, or the loop, is done.
+The third column is the import alone, the start of Python included. One process ran before, so that the files are in
+memory. keras_lt is compiled with `compile()` and nothing else. "warm cache" keeps what JAX has compiled on disk, which
+is an environment variable: JAX_COMPILATION_CACHE_DIR.
 
 Prints a table (`ours x` above 1: keras_lt is slower), then one JSON line.
 """

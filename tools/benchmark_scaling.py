@@ -6,9 +6,9 @@ python tools/benchmark_scaling.py --sweeps context --contexts 64 256 1024 --seco
 A point is a fresh process that trains a `LittleTransformer` with `compile()` and `fit`, nothing tuned. Where nothing
 else is said it has 2 layers, width 64, 4 heads, context 64. Context is varied at a fixed number of tokens a batch
 (`--tokens`), once with full attention and once with a window of 64, so that what is left is the cost of a token.
-Seconds are the median of the epochs of 8 batches after the first, which compiles. Memory is what training needs beyond
-what the process held after that first epoch (weights, optimizer, programs): the peak of its resident memory later on,
-read from Linux; where that cannot be read, the peak of the whole process.
+Seconds are the median of the epochs of 8 batches after the first, which compiles. Memory is the peak of what the
+process holds, less what it holds after the same model was trained on single windows of 8 tokens (libraries, weights,
+optimizer): activations, gradients and a larger program. It is read from Linux; elsewhere it is the whole process's.
 
 Exponents are the slopes of straight lines through all but the smallest quarter of the sizes, both axes logarithmic.
 What a step costs beside arithmetic makes them smaller than they would be at greater sizes.
@@ -32,6 +32,7 @@ from benchmarking import positive
 
 STEPS = 8  # of an epoch
 WINDOW = 64
+SHORT = 8  # the context of what is trained on before memory is counted
 BASE = {"context": 64, "batch": 32, "width": 64, "depth": 2, "window": None}
 SWEEPS = ("context", "context, window 64", "batch", "width", "depth")
 
@@ -76,20 +77,19 @@ def train(point: dict, seconds: float) -> dict[str, float]:
     model.compile()
     tokens = STEPS * point["batch"] * point["context"]
     ids = np.random.default_rng(0).integers(65, size=tokens + point["context"] + 1)
+    model.fit(keras_lt.objectives.causal_windows(ids, SHORT, 1, seed=0).take(STEPS), shuffle=False, verbose=0)
+    held, epochs = reset_peak(), []
     windows = keras_lt.objectives.causal_windows(ids, point["context"], point["batch"], seed=0).take(STEPS)
-    epochs, held = [], []
 
     def on_epoch_end(epoch, logs):
         epochs.append(time.perf_counter())
-        if epoch == 0:
-            held.append(reset_peak())
         model.stop_training = epoch >= 2 and epochs[-1] - epochs[0] > seconds
 
     callback = keras.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)
     model.fit(windows, epochs=1_000_000, shuffle=False, verbose=0, callbacks=[callback])
     return {
         "seconds_per_token": statistics.median(np.diff(epochs)) / tokens,
-        "megabytes": max(peak_bytes() - held[0], 1) / 2**20,
+        "megabytes": max(peak_bytes() - held, 1) / 2**20,
     }
 
 
