@@ -34,6 +34,7 @@ SMALL = {
     "tools/benchmark_cold_start.py": "--rounds 1 --columns import --only 'keras (TF)'",
     "tools/benchmark_lenet.py": "--rounds 1 --only 'keras_lt, fit' --images 256",
     "tools/benchmark_scaling.py": "--sweeps context --contexts 8 16 --tokens 16 --seconds 0",
+    "tools/benchmark_generation.py": "--rounds 1 --columns 'little B1' --only keras_lt",
     "tools/benchmark_training.py": "--rounds 1 --columns little --only 'keras_lt, fit' --steps 2",
     "tools/cost_table.py": "--lengths 8 16 --widths 4 8 --spans 2 4 --path-lengths 3 5 --seconds 0 "
     "--output small_run/c.png",
