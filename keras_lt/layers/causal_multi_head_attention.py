@@ -120,7 +120,8 @@ class CausalMultiHeadAttention(MultiHeadAttention):
     ):
         start_index = 0 if start_index is None else start_index
         check_shape("start_index", start_index, (), (inputs.shape[0],))
-        query, key, value = ops.split(self.query_key_value(inputs), self._borders(), axis=1)  # (B, N or K, T, H)
+        heads = self._to_heads(self.query_key_value, inputs, sum(self._parts()))
+        query, key, value = ops.split(heads, self._borders(), axis=1)  # (B, N or K, T, H)
         if self.rotary:
             positions = ops.expand_dims(ops.cast(start_index, "int32"), -1) + ops.arange(
                 ops.shape(inputs)[1], dtype="int32"
@@ -139,7 +140,7 @@ class CausalMultiHeadAttention(MultiHeadAttention):
             # Without a cache the keys start where the queries do.
             visible = self._visible(query, key, 0 if cache is None else start_index, real, attention_mask)
             context, scores = self._attend(query, key, value, visible, return_attention_scores, training)
-        output = self.output_projection(context)
+        output = self._project(context)
         if cache is not None:
             output = nan_unless(within, output)
         return pack_results(output, scores if return_attention_scores else None, cache)
@@ -154,7 +155,7 @@ class CausalMultiHeadAttention(MultiHeadAttention):
         Returns:
             A dictionary of `"key"` and `"value"`, tensors of shape `(B, K, S, H)` in the compute dtype.
         """
-        head_dim = self.query_key_value.kernel.shape[-1]
+        head_dim = self.query_key_value.units // sum(self._parts())
         shape = (batch_size, self._parts()[1], max_length, head_dim)
         return {"key": ops.zeros(shape, self.compute_dtype), "value": ops.zeros(shape, self.compute_dtype)}
 
@@ -169,17 +170,20 @@ class CausalMultiHeadAttention(MultiHeadAttention):
     @property
     def query_kernel(self):
         """The query projection in the sources' shape `(N, D, H)`: S1's `W_Q`, S3's `qw`."""
-        return heads_kernel(self.query_key_value)[: self.num_heads]
+        return self._heads_kernel()[: self.num_heads]
 
     @property
     def key_kernel(self):
         """The key projection in the sources' shape, `(K, D, H)`: S1's `W_K`, S3's `kw`."""
-        return heads_kernel(self.query_key_value)[self._borders()[0] : self._borders()[1]]
+        return self._heads_kernel()[self._borders()[0] : self._borders()[1]]
 
     @property
     def value_kernel(self):
         """The value projection in the sources' shape, `(K, D, H)`: S1's `W_V`, S3's `vw`."""
-        return heads_kernel(self.query_key_value)[self._borders()[1] :]
+        return self._heads_kernel()[self._borders()[1] :]
+
+    def _heads_kernel(self):
+        return heads_kernel(self.query_key_value, sum(self._parts()))
 
     def _check_rotary(self, head_dim):
         if self.rotary and head_dim is not None and head_dim % 2:

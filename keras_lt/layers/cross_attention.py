@@ -80,7 +80,7 @@ class CrossAttention(MultiHeadAttention):
         if context is not None:
             check_shape("context", context, (inputs.shape[0], None, None))
         keys = self.build_cache(context) if cache is None else cache
-        query = self.query(inputs)  # (B, N, T, H)
+        query = self._to_heads(self.query, inputs, self.num_heads)  # (B, N, T, H)
         check_shape('cache["key"]', keys["key"], (inputs.shape[0], self._key_value_heads(), None, query.shape[3]))
         key_length, batch_size = keys["key"].shape[2], query.shape[0]
         visible = combine_masks(
@@ -91,7 +91,7 @@ class CrossAttention(MultiHeadAttention):
         if visible is not None:
             visible = ops.logical_and(visible, ops.ones((ops.shape(query)[2], 1), "bool"))  # (B, N or 1, T, S)
         context, scores = self._attend(query, keys["key"], keys["value"], visible, return_attention_scores, training)
-        return pack_results(self.output_projection(context), scores if return_attention_scores else None, cache)
+        return pack_results(self._project(context), scores if return_attention_scores else None, cache)
 
     def build_cache(self, context):
         """Compute the keys and values of a context.
@@ -102,7 +102,7 @@ class CrossAttention(MultiHeadAttention):
         Returns:
             A dictionary of `"key"` and `"value"`, tensors of shape `(B, K, S, H)`.
         """
-        key, value = ops.split(self.key_value(context), 2, axis=1)
+        key, value = ops.split(self._to_heads(self.key_value, context, 2 * self._key_value_heads()), 2, axis=1)
         return {"key": key, "value": value}
 
     def compute_output_shape(self, inputs_shape, context_shape=None):
@@ -116,14 +116,14 @@ class CrossAttention(MultiHeadAttention):
     @property
     def query_kernel(self):
         """The query projection in the sources' shape `(N, D, H)`."""
-        return heads_kernel(self.query)
+        return heads_kernel(self.query, self.num_heads)
 
     @property
     def key_kernel(self):
         """The key projection in the sources' shape, `(K, C, H)`."""
-        return heads_kernel(self.key_value)[: self._key_value_heads()]
+        return heads_kernel(self.key_value, 2 * self._key_value_heads())[: self._key_value_heads()]
 
     @property
     def value_kernel(self):
         """The value projection in the sources' shape, `(K, C, H)`."""
-        return heads_kernel(self.key_value)[self._key_value_heads() :]
+        return heads_kernel(self.key_value, 2 * self._key_value_heads())[self._key_value_heads() :]

@@ -94,9 +94,7 @@ class FeedForward(CompositeLayer):
         dense = layers.Dense(
             sum(parts),
             use_bias=self.use_bias,
-            kernel_initializer=projection_initializer(
-                spawn_initializer(self.kernel_initializer, number), parts, axis=1
-            ),
+            kernel_initializer=projection_initializer(spawn_initializer(self.kernel_initializer, number), parts),
             bias_initializer=self.bias_initializer,
             dtype=self.dtype_policy,
             name=name,

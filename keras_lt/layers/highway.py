@@ -62,7 +62,7 @@ class Highway(CompositeLayer):
         parts = [hidden_dim, hidden_dim]
         self.projection = layers.Dense(
             sum(parts),
-            kernel_initializer=projection_initializer(self.kernel_initializer, parts, axis=1),
+            kernel_initializer=projection_initializer(self.kernel_initializer, parts),
             bias_initializer=self._initialize_bias,
             dtype=self.dtype_policy,
             name="projection",

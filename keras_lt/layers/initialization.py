@@ -1,5 +1,3 @@
-import math
-
 from keras import initializers, ops
 
 
@@ -33,29 +31,23 @@ def spawn_seed(seed, number):
     return None if seed is None else seed + number
 
 
-def projection_initializer(initializer, parts, axis):
-    """Initialise a kernel of rank 3 as the matrices it consists of, each with the variance it would have alone.
+def projection_initializer(initializer, parts):
+    """Initialise a kernel as the matrices that lie in it side by side, each with the variance it would have alone.
 
-    Keras reads the two last axes of a kernel as its fans, which is neither right for a kernel with a head axis nor for
-    several projections fused into one.
+    Keras takes the whole kernel for one matrix, which is not right for several projections fused into one.
 
     Args:
         initializer: Keras initializer.
-        parts: List of integers. How many heads (or units) of `axis` belong to each matrix.
-        axis: Integer. 1 for a kernel `(input, heads, head_dim)`, whose parts are the matrices
-            `(input, part * head_dim)`; 0 for `(heads, head_dim, output)`, whose parts are `(part * head_dim, output)`.
+        parts: List of integers. How many of the columns belong to each matrix.
 
     Returns:
         A function of a shape and a dtype, as Keras expects of an initializer.
     """
 
     def initialize(shape, dtype=None):
-        kernels = []
-        for number, part in enumerate(parts):
-            part_shape = (*shape[:axis], part, *shape[axis + 1 :])
-            rows = part_shape[0] if axis else math.prod(part_shape[:2])
-            matrix = (rows, math.prod(part_shape) // rows)
-            kernels.append(ops.reshape(spawn_initializer(initializer, number)(matrix, dtype=dtype), part_shape))
-        return kernels[0] if len(kernels) == 1 else ops.concatenate(kernels, axis=axis)
+        kernels = [
+            spawn_initializer(initializer, number)((shape[0], part), dtype=dtype) for number, part in enumerate(parts)
+        ]
+        return kernels[0] if len(kernels) == 1 else ops.concatenate(kernels, axis=1)
 
     return initialize

@@ -1,5 +1,3 @@
-import math
-
 from keras import initializers, layers, ops
 
 from keras_lt.backend import check_positive_integer, check_rate
@@ -56,37 +54,38 @@ class MultiHeadAttention(CompositeLayer):
         return hidden_dim // self.num_heads
 
     def _build_projection(self, name, parts, input_dim, head_dim, number=0):
-        """One product from `(B, T, D)` to the heads `(B, M, T, H)` of all parts, which count on from `number`."""
-        projection = layers.EinsumDense(
-            "btd,dmh->bmth",
-            output_shape=(sum(parts), None, head_dim),
-            bias_axes="mh" if self.use_bias else None,
-            kernel_initializer=projection_initializer(
-                spawn_initializer(self.kernel_initializer, number), parts, axis=1
-            ),
+        """One product from `(B, T, D)` to the heads of all parts side by side, which count on from `number`."""
+        return self._build_dense(name, [part * head_dim for part in parts], input_dim, number)
+
+    def _build_output(self, output_dim, head_dim):
+        self.output_projection = self._build_dense("output_projection", [output_dim], self.num_heads * head_dim, 3)
+        self.dropout_layer = layers.Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy, name="dropout")
+
+    def _build_dense(self, name, parts, input_dim, number):
+        # Kernels of rank 2: for a vector times a kernel that must first be reshaped, XLA on a CPU has only a slow loop.
+        dense = layers.Dense(
+            sum(parts),
+            use_bias=self.use_bias,
+            kernel_initializer=projection_initializer(spawn_initializer(self.kernel_initializer, number), parts),
             bias_initializer=self.bias_initializer,
             dtype=self.dtype_policy,
             name=name,
         )
-        projection.build((None, None, input_dim))
-        projection.supports_masking = True
-        projection.input_spec = layers.InputSpec(ndim=3, axes={-1: input_dim})
-        return projection
+        dense.build((None, None, input_dim))
+        return dense
 
-    def _build_output(self, output_dim, head_dim):
-        self.output_projection = layers.EinsumDense(
-            "bnth,nhd->btd",
-            output_shape=(None, output_dim),
-            bias_axes="d" if self.use_bias else None,
-            kernel_initializer=projection_initializer(
-                spawn_initializer(self.kernel_initializer, 3), [self.num_heads], axis=0
-            ),
-            bias_initializer=self.bias_initializer,
-            dtype=self.dtype_policy,
-            name="output_projection",
-        )
-        self.output_projection.build((None, self.num_heads, None, head_dim))
-        self.dropout_layer = layers.Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy, name="dropout")
+    def _to_heads(self, projection, inputs, num_heads):
+        """`(B, T, D)` through a projection to the heads `(B, M, T, H)`."""
+        # Of the inputs, not of what comes out: that has lost its shape in ONNX.
+        batch_size, length, _ = ops.shape(inputs)
+        shape = (batch_size, length, num_heads, projection.units // num_heads)
+        return ops.swapaxes(ops.reshape(projection(inputs), shape), 1, 2)
+
+    def _project(self, context):
+        """The output for a context of heads, `(B, N, T, H)`."""
+        batch_size, num_heads, length, head_dim = ops.shape(context)
+        merged = ops.reshape(ops.swapaxes(context, 1, 2), (batch_size, length, num_heads * head_dim))
+        return self.output_projection(merged)
 
     def _attend(self, query, key, value, mask, return_attention_scores, training):
         """Heads `(B, N, T, H)` and `(B, K, S, H)` to the context `(B, N, T, H)` and the scores, or None if unneeded."""
@@ -112,7 +111,8 @@ class MultiHeadAttention(CompositeLayer):
     @property
     def output_kernel(self):
         """The output projection in the sources' shape `(N, H, D)`: S1's `W_O`; S3's `proj`, reshaped."""
-        return output_kernel(self.output_projection)
+        kernel = effective_kernel(self.output_projection)
+        return ops.reshape(kernel, (self.num_heads, -1, kernel.shape[-1]))
 
     def get_config(self):
         config = super().get_config()
@@ -131,24 +131,16 @@ class MultiHeadAttention(CompositeLayer):
         return config
 
 
-def heads_kernel(projection):
-    """The kernel a projection to heads in effect multiplies with, as `(M, D, H)`; LoRA and quantization included."""
-    if projection.quantization_mode is None:
-        return ops.transpose(projection.kernel, (1, 0, 2))
+def heads_kernel(projection, num_heads):
+    """The kernel of a projection to heads as `(M, D, H)`."""
+    kernel = effective_kernel(projection)
+    return ops.transpose(ops.reshape(kernel, (kernel.shape[0], num_heads, -1)), (1, 0, 2))
+
+
+def effective_kernel(dense):
+    """The kernel a dense layer in effect multiplies with; LoRA and quantization included."""
+    if dense.quantization_mode is None:
+        return ops.convert_to_tensor(dense.kernel)
     # A quantized kernel is integers and scales: its products with the unit vectors are the numbers it stands for.
-    return _linear_part(projection, ops.eye(projection.kernel.shape[0])[None])[0]
-
-
-def output_kernel(projection):
-    """The kernel a projection from heads in effect multiplies with, as `(N, H, D)`; LoRA and quantization included."""
-    if projection.quantization_mode is None:
-        return ops.convert_to_tensor(projection.kernel)
-    shape = projection.kernel.shape
-    rows = math.prod(shape[:2])
-    units = ops.transpose(ops.reshape(ops.eye(rows), (rows, *shape[:2])), (1, 0, 2))
-    return ops.reshape(_linear_part(projection, units[None]), shape)
-
-
-def _linear_part(projection, inputs):
-    outputs = projection(inputs)
-    return outputs if projection.bias is None else outputs - ops.cast(projection.bias, outputs.dtype)
+    outputs = dense(ops.eye(dense.input_spec.axes[-1]))
+    return outputs if dense.bias is None else outputs - ops.cast(dense.bias, outputs.dtype)

@@ -140,7 +140,8 @@ def attention_weights(layer):
     weights = {name: float64(getattr(layer, f"{name}_kernel")) for name in ("query", "key", "value", "output")}
     if layer.use_bias:
         projections = [layer.query_key_value] if hasattr(layer, "query_key_value") else [layer.query, layer.key_value]
-        biases = np.concatenate([float64(projection.bias)[:, 0] for projection in projections])
+        biases = np.concatenate([float64(projection.bias) for projection in projections])
+        biases = biases.reshape(-1, weights["query"].shape[-1])
         num_heads, num_key_heads = len(weights["query"]), len(weights["key"])
         borders = [num_heads, num_heads + num_key_heads]
         weights.update(zip(("query_bias", "key_bias", "value_bias"), np.split(biases, borders), strict=True))

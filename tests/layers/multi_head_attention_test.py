@@ -80,7 +80,7 @@ def test_kernels_of_a_float8_layer_are_those_of_the_layer(kind):
 def test_lora_is_in_the_kernels(kind):
     layer, model = make(kind)
     x, before = example(), kernels(layer)
-    projections = [part for part in layer._flatten_layers() if isinstance(part, keras.layers.EinsumDense)]
+    projections = [part for part in layer._flatten_layers() if isinstance(part, keras.layers.Dense)]
     for projection in projections:
         projection.enable_lora(2)
     assert_close(kernels(layer), before)

@@ -467,9 +467,9 @@ def test_saves_and_loads_in_a_fresh_process(tmp_path):
         expected = dict(np.load(folder / "expected.npz"))
         ids = expected.pop("ids")
 
-        def check(name, model):
+        def check(name, model, tolerance=1e-6):
             actual = np.asarray(keras.ops.convert_to_numpy(model(ids))).astype("float64")
-            np.testing.assert_allclose(actual, expected[name], rtol=1e-6, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(actual, expected[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
         for name in expected:
             if name == "trained_on":
@@ -482,7 +482,7 @@ def test_saves_and_loads_in_a_fresh_process(tmp_path):
             if name == "trained":
                 assert [m.name for m in model.metrics] == ["loss", "compile_metrics"], model.metrics
                 model.fit(ids, ids, verbose=0)
-                check("trained_on", model)
+                check("trained_on", model, 1e-5)  # the update divides small gradients, rounding and all, by their size
             if name == "int8":  # the tied table and its scales, for both directions, are there once
                 assert len([weight for weight in model.weights if "token_embedding/embeddings" in weight.path]) <= 2
         print("all equal")
