@@ -8,7 +8,8 @@ else is said it has 2 layers, width 64, 4 heads, context 64. Context is varied a
 (`--tokens`), once with full attention and once with a window of 64, so that what is left is the cost of a token.
 Seconds are the median of the epochs of 8 batches after the first, which compiles. Memory is the peak of what the
 process holds, less what it holds after the same model was trained on single windows of 8 tokens (libraries, weights,
-optimizer): activations, gradients and a larger program. It is read from Linux; elsewhere it is the whole process's.
+optimizer): activations, gradients, and 50 to 100 MiB for compiling a larger program, which make small sizes look larger
+and exponents of memory smaller. It is read from Linux; elsewhere it is the whole process's.
 
 Exponents are the slopes of straight lines through all but the smallest quarter of the sizes, both axes logarithmic.
 What a step costs beside arithmetic makes them smaller than they would be at greater sizes.

@@ -160,7 +160,7 @@ CONTENDERS = [
 ]
 
 
-def print_shares(results, peaks: dict[str, float], flops: dict[str, int]) -> None:
+def print_shares(results, peak: float, flops: dict[str, int]) -> None:
     """Print the FLOPs of a token and, for each contender, how much of the peak it makes of them."""
     names = list(dict.fromkeys(name for measured in results.values() for name in measured))
     width = max(map(len, [*names, "share of the matrix peak"]))
@@ -168,12 +168,11 @@ def print_shares(results, peaks: dict[str, float], flops: dict[str, int]) -> Non
     for name in names:
         cells = []
         for size, measured in results.items():
-            is_known = name in measured and size in peaks
-            share = statistics.median(measured[name]) * flops[size] / peaks[size] if is_known else None
+            share = statistics.median(measured[name]) * flops[size] / peak if name in measured else None
             cells.append(f"{'' if share is None else f'{share:.1%}':>12}")
         print(f"{name:{width}}  " + "  ".join(cells))
     print(f"{'MFLOPs a token':{width}}  " + "  ".join(f"{flops[size] / 1e6:12.3f}" for size in results))
-    print(f"{'matrix peak, GFLOP/s':{width}}  " + "  ".join(f"{peaks.get(size, 0) / 1e9:12.0f}" for size in results))
+    print(f"matrix peak: {peak / 1e9:.0f} GFLOP/s")
 
 
 def main() -> None:
@@ -182,12 +181,12 @@ def main() -> None:
     if not is_speed:
         arguments.only = [name for name in arguments.only if name != PEAK]
     results = benchmarking.run(CONTENDERS, arguments)
-    peaks = {size: max(measured.pop(PEAK)) for size, measured in results.items() if PEAK in measured}
+    peaks = [max(measured.pop(PEAK)) for measured in results.values() if PEAK in measured]
     flops = {size: sizes.flops_per_token(**sizes.model_arguments(size)) for size in results}
     if peaks:
-        print_shares(results, peaks, flops)
+        print_shares(results, max(peaks), flops)
     print(f"\n{'tokens a second' if is_speed else arguments.measure}")
-    facts = {"flops_per_token": flops, "matrix_peak": peaks} if is_speed else {}
+    facts = {"flops_per_token": flops, "matrix_peak": max(peaks, default=None)} if is_speed else {}
     benchmarking.print_table(results, "keras_lt, fit", 4 if arguments.measure == "loss" else 0, facts)
 
 

@@ -118,7 +118,7 @@ def run(contenders: list[Contender], arguments: argparse.Namespace) -> dict[str,
         arguments: As from `parse_arguments`.
 
     Returns:
-        The measurements, by column and name.
+        The measurements, by column and name. Where there is none at all the program ends.
     """
     present = []
     for contender in (contender for contender in contenders if contender.name in arguments.only):
@@ -131,6 +131,8 @@ def run(contenders: list[Contender], arguments: argparse.Namespace) -> dict[str,
     for column in arguments.columns:
         here = [contender for contender in present if contender.columns is None or column in contender.columns]
         results[column] = _run_column(here, column, arguments.rounds)
+    if not any(results.values()):
+        sys.exit("Nothing was measured.")
     return results
 
 
