@@ -8,7 +8,8 @@ def update_cache(cache, new, start_index):
         cache: Tensor of shape `(B, K, S, H)`.
         new: Tensor of shape `(B, K, T, H)`.
         start_index: Integer, or an integer tensor of shape `()` or `(B,)`. Where the first of the new entries goes.
-            Entries that would fall outside the cache are dropped.
+            Entries that would fall outside the cache are dropped; a single one (`T` is 1) leaves a zero in the last
+            place, which attention sees only from there, after that place was written.
 
     Returns:
         The cache with `new[b, :, t]` at `[b, :, start_index[b] + t]`, a tensor of shape `(B, K, S, H)`.
@@ -50,14 +51,14 @@ def _update_one(cache, new, start_index):
     """Write one entry a row: a scatter, which a compiled loop does in place, touching that entry alone."""
     batch_size, num_heads, cache_length, size = ops.shape(cache)
     starts = ops.broadcast_to(ops.reshape(ops.cast(start_index, "int32"), (-1, 1)), (batch_size, num_heads))
-    rows = ops.broadcast_to(ops.arange(batch_size, dtype="int32")[:, None], (batch_size, num_heads))
-    heads = ops.broadcast_to(ops.arange(num_heads, dtype="int32"), (batch_size, num_heads))
-    places = ops.clip(starts, 0, cache_length - 1)
-    # Backends differ in what a scatter does outside the tensor: there the entry that is there is written again.
-    index = ops.broadcast_to(places[:, :, None, None], (batch_size, num_heads, 1, size))
-    entries = ops.where(ops.equal(places, starts)[:, :, None, None], new, ops.take_along_axis(cache, index, axis=2))
-    places = ops.reshape(ops.stack([rows, heads, places], axis=-1), (-1, 3))
-    return ops.scatter_update(cache, places, ops.reshape(entries, (-1, size)))
+    # Backends differ in what a scatter does outside the tensor, and to read what is there XLA starts threads.
+    inside = ops.logical_and(starts >= 0, starts < cache_length)
+    places = ops.where(inside, starts, cache_length - 1)
+    entries = ops.where(inside[:, :, None, None], new, ops.zeros_like(new))
+    heads = ops.reshape(ops.arange(batch_size * num_heads, dtype="int32"), (batch_size, num_heads))
+    flat = ops.reshape(cache, (-1, size))  # (B K S, H): a scatter along one axis is the fastest there is
+    index = ops.reshape(heads * cache_length + places, (-1, 1))
+    return ops.reshape(ops.scatter_update(flat, index, ops.reshape(entries, (-1, size))), ops.shape(cache))
 
 
 def _source_index(start_index, cache_length, length):
