@@ -43,6 +43,8 @@ def dot_product_attention(query, key, value, mask=None, scale=None):
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     check_attention_shapes(query=(query, "BNTH"), key=(key, "BKSH"), value=(value, "BKSH"))
     mask, bias = _boolean_and_bias(mask, query, key)
+    if bias is None and _is_single(query, key):
+        return _attend_once(query, key, value, mask, scale)
     # Keras's kernels round an added mask to the dtype of the query: in float16, -1e9 becomes minus infinity.
     if bias is not None or not _has_kernel():
         return _plain_attention(query, key, value, mask, bias, scale)
@@ -142,6 +144,41 @@ def _scores(query, key, mask, bias, scale):
     if bias is not None:
         scores = scores + ops.cast(bias, scores.dtype)
     return scores if mask is None else ops.where(mask, scores, _BLOCKED)
+
+
+def _is_single(query, key):
+    """Whether there is one query a row, and something to look at, in shapes that are known so far."""
+    length = key.shape[2]
+    return query.shape[2] == 1 and query.shape[0] != 0 and isinstance(length, int) and length > 1
+
+
+def _attend_once(query, key, value, mask, scale):
+    """The context of a single query a row, as in decoding: products of a vector and a matrix.
+
+    XLA on a CPU makes a fast one of them with two axes of batches, none of which is 1, and copies the keys otherwise:
+    so heads are one axis, and parts of the keys the other.
+    """
+    batch_size, num_heads, _, head_dim = ops.shape(query)
+    num_key_heads, length = key.shape[1:3]
+    rows, groups = batch_size * num_key_heads, query.shape[1] // num_key_heads
+    num_parts = next(parts for parts in (4, 3, 2, 1) if length % parts == 0)
+    query = ops.multiply(query, 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    query = ops.reshape(query, (rows, 1, groups, head_dim))
+    query = ops.broadcast_to(query, (rows, num_parts, groups, head_dim))
+    key, value = (ops.reshape(x, (rows, num_parts, length // num_parts, head_dim)) for x in (key, value))
+    scores = ops.swapaxes(ops.matmul(query, ops.swapaxes(key, 2, 3)), 1, 2)  # (B K, N/K, parts, S/parts)
+    scores = ops.reshape(scores, (batch_size, num_heads, 1, length))
+    scores = ops.cast(scores, keras.backend.result_type(query.dtype, "float32"))
+    if mask is not None:
+        scores = ops.where(mask, scores, _BLOCKED)
+    largest = ops.stop_gradient(ops.max(scores, axis=-1, keepdims=True))  # (B, N, 1, 1)
+    weights = ops.exp(scores - largest)
+    total = ops.sum(weights, axis=-1, keepdims=True)
+    weights = ops.reshape(ops.cast(weights, value.dtype), (rows, groups, num_parts, length // num_parts))
+    context = ops.sum(ops.matmul(ops.swapaxes(weights, 1, 2), value), axis=1)  # (B K, N/K, H)
+    context = ops.reshape(context, (batch_size, num_heads, 1, head_dim))
+    context = context / ops.cast(total, context.dtype)
+    return context if mask is None else ops.where(largest <= _BLOCKED, 0, context)
 
 
 def _group(x, num_key_value_heads):
