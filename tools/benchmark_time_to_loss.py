@@ -6,10 +6,10 @@ python tools/benchmark_time_to_loss.py      # five minutes on two CPU cores
 The loss is that of nanoGPT's run on a CPU after its 2,000 steps. All see contexts of 64 letters of the first nine
 tenths of the text, and are judged on the last tenth. keras_lt is the example, `train_text.py --preset quick`, whole:
 import, compilation, saving ten times, validation after each tenth on all of the held-out text. PyTorch is a model of
-nanoGPT's size (4 layers, width 128) and start under its settings: batches of 12, 2,000 steps, AdamW with betas 0.9 and 0.99,
-weight decay 0.1, gradients clipped at 1, 100 steps of warm-up and a cosine from 0.001 to 0.0001, and every 250 steps
-20 batches of either part to see where it stands; its process ends after the last step, and the held-out text is read
-once more, whole, off the clock.
+nanoGPT's size (4 layers, width 128) and start, under its settings: batches of 12, 2,000 steps, AdamW with betas 0.9 and
+0.99, weight decay 0.1, gradients clipped at 1, 100 steps of warm-up and a cosine from 0.001 to 0.0001, and every 250
+steps 20 batches of either part to see where it stands; its process ends after the last step, and the held-out text is
+read once more, whole, off the clock.
 
 Prints the seconds and the losses at the end, then one JSON line.
 """

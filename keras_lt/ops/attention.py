@@ -148,8 +148,9 @@ def _scores(query, key, mask, bias, scale):
 
 def _is_single(query, key):
     """Whether there is one query a row, and something to look at, in shapes that are known so far."""
-    length = key.shape[2]
-    return query.shape[2] == 1 and query.shape[0] != 0 and isinstance(length, int) and length > 1
+    length, dtype = key.shape[2], keras.backend.standardize_dtype(query.dtype)
+    # float16 could not hold the sum of many values that `_attend_once` divides at the end.
+    return query.shape[2] == 1 and query.shape[0] != 0 and isinstance(length, int) and length > 1 and dtype != "float16"
 
 
 def _attend_once(query, key, value, mask, scale):
