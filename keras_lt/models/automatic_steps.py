@@ -1,6 +1,6 @@
 """What `steps_per_execution="auto"` means: how many training steps of a `fit` run at a time without anyone noticing.
 
-Progress bars, `stop_training` and Ctrl-C wait for the end of a group: one takes about a quarter of a second.
+Progress bars, `stop_training` and Ctrl-C wait for the end of a group: one takes about half a second at most.
 """
 
 import math
@@ -10,10 +10,11 @@ import keras
 from keras_lt.backend import has_accelerator
 
 _MOST_STEPS = 16
-_SECONDS = 0.25
+_SECONDS = 0.5
 _MOST_BYTES = 2**26
-# Careful guesses of multiplications and additions a second in small models.
-_SPEED, _ACCELERATOR_SPEED = 5e10, 5e12
+# Guesses: seconds that a step takes however little it has to do, and multiplications and additions a second.
+_LEAST_SECONDS = 0.004
+_SPEED, _ACCELERATOR_SPEED = 2e11, 5e12
 _USUAL_BATCH_SIZE = 32
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
@@ -38,7 +39,7 @@ def automatic_steps(products_per_row, x, batch_size=None, callbacks=None, steps_
         return 1
     num_rows = shape[0] or _USUAL_BATCH_SIZE
     # A backward pass takes twice the products of a forward pass, and each comes with an addition.
-    seconds = 6 * products * num_rows / (_ACCELERATOR_SPEED if has_accelerator() else _SPEED)
+    seconds = _LEAST_SECONDS + 6 * products * num_rows / (_ACCELERATOR_SPEED if has_accelerator() else _SPEED)
     num_bytes = 4 * num_rows * math.prod(size or 1 for size in shape[1:])
     most = int(min(_MOST_STEPS, _SECONDS // seconds, _MOST_BYTES // num_bytes, steps_in_epoch))
     if most < 2:

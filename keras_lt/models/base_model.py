@@ -15,7 +15,7 @@ from keras_lt.optimizers.loss_scale_optimizer import LossScaleOptimizer
 class BaseModel(QuantizableMixin, keras.Model):
     """Base of all models: what `compile()` means by default, and which formats they are written in."""
 
-    _steps_per_execution_asked = "auto"
+    _jit_compile_asked = _steps_per_execution_asked = "auto"
     _steps_per_epoch = None
 
     def compile(
@@ -41,7 +41,7 @@ class BaseModel(QuantizableMixin, keras.Model):
             weighted_metrics: As in Keras; `"auto"` is what fits the model: `[Perplexity()]` for a language model.
             run_eagerly: As in Keras.
             steps_per_execution: Number of batches a compiled call runs; on TensorFlow with XLA, and on JAX, in one
-                program. Defaults to `"auto"`: in `fit` as many as take about a quarter of a second, up to 16, unless a
+                program. Defaults to `"auto"`: in `fit` as many as take about half a second, up to 16, unless a
                 callback looks at single batches, the number of batches is not known, or several devices share the
                 work; 1 elsewhere.
             jit_compile: Whether XLA compiles the steps. Defaults to `"auto"`: for a language model on TensorFlow yes,
