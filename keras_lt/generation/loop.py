@@ -92,8 +92,9 @@ def logits_after(model, window, source=None):
 
 def append(method, state, inputs, active, logits):
     """Choose the next token of each row that goes on, and add it."""
-    # NaN is neither: there is a next token where all logits are below infinity and some above minus infinity.
-    valid = ops.logical_and(ops.all(logits < np.inf, axis=-1), ops.any(logits > -np.inf, axis=-1))
+    # There is a next token where all logits are below infinity, which NaN is not, and some above minus infinity.
+    largest = ops.max(ops.where(logits < np.inf, logits, np.inf), axis=-1)
+    valid = ops.logical_and(largest < np.inf, largest > -np.inf)
     token_ids, parents, changes = method.choose(logits, state, active, inputs)
     if parents is not None:
         taken = (state, active, logits, valid)
