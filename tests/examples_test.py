@@ -35,6 +35,7 @@ SMALL = {
     "tools/benchmark_lenet.py": "--rounds 1 --only 'keras_lt, fit' --images 256",
     "tools/benchmark_scaling.py": "--sweeps context --contexts 8 16 --tokens 16 --seconds 0",
     "tools/benchmark_generation.py": "--rounds 1 --columns 'little B1' --only keras_lt",
+    "tools/benchmark_time_to_loss.py": "--rounds 1 --steps 2",
     "tools/benchmark_training.py": "--rounds 1 --columns little --only 'keras_lt, fit' --steps 2",
     "tools/cost_table.py": "--lengths 8 16 --widths 4 8 --spans 2 4 --path-lengths 3 5 --seconds 0 "
     "--output small_run/c.png",
@@ -43,8 +44,9 @@ SMALL = {
     "--tokenizer small_run/tokenizer.json",
 }
 
-# What a SavedModel does beyond logits comes from TensorFlow, and so do the other formats.
+# What a SavedModel does beyond logits comes from TensorFlow, and so do the other formats; the benchmarks measure it.
 NEED_TENSORFLOW = {
+    *(script for script in SMALL if "benchmark_" in script),
     "examples/export_saved_model.py",
     "examples/serve_saved_model.py",
     "tools/stress_saved_model.py",

@@ -74,7 +74,7 @@ def _dataset(data, batch_size, shuffle=False):
 
 
 def _in_dtype_of_keras(array):
-    return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
+    return array.astype(keras.config.floatx(), copy=False) if array.dtype.kind == "f" else array
 
 
 class _Rows(NamedTuple):

@@ -99,6 +99,8 @@ def _tensorflow_dataset(tf, passes, data, batch_size):
 
     options = tf.data.Options()
     options.autotune.enabled = False
+    # They would write the whole data into a graph and read it again, for each pass.
+    options.experimental_optimization.apply_default_optimizations = False
     return (
         tf.data.Dataset.range(1)
         .flat_map(one_pass)
