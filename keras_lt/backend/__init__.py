@@ -1,5 +1,6 @@
 """What depends on the Keras backend: whether values can be looked at, implicit masks, compilation."""
 
+from keras_lt.backend.array_dataset import array_dataset
 from keras_lt.backend.checks import (
     check_ids,
     check_number,

@@ -7,8 +7,8 @@ import numpy as np
 def can_group(model):
     """Whether the training steps of a compiled model can be run in groups, as `GroupedTrainFunction` does it.
 
-    Not where there is no program to run them in (eagerly, PyTorch, JAX without jit), where a strategy or a distribution
-    has a say, or where the model has a `train_step` of its own, whose results nobody knows.
+    Not where no program of XLA runs them (where Keras's own loop takes as little time), where a strategy or a
+    distribution has a say, or where the model has a `train_step` of its own, whose results nobody knows.
 
     Args:
         model: `keras.Model` that has been compiled.
@@ -16,12 +16,12 @@ def can_group(model):
     Returns:
         A boolean.
     """
-    if model.run_eagerly or type(model).train_step is not keras.Model.train_step:
+    if model.run_eagerly or not model.jit_compile or type(model).train_step is not keras.Model.train_step:
         return False
     backend = keras.backend.backend()
     if backend == "tensorflow":
         return model.distribute_strategy.num_replicas_in_sync == 1
-    return backend == "jax" and bool(model.jit_compile) and keras.distribution.distribution() is None
+    return backend == "jax" and keras.distribution.distribution() is None
 
 
 class GroupedTrainFunction:
@@ -109,7 +109,7 @@ def _at(batches, index):
 def _tensorflow_program(model):
     import tensorflow as tf
 
-    @tf.function(jit_compile=model.jit_compile, reduce_retracing=True, autograph=False)
+    @tf.function(jit_compile=True, reduce_retracing=True, autograph=False)
     def program(batches, number):
         def step(index):
             model.train_step(_at(batches, index))

@@ -4,13 +4,11 @@ Which rows are in which batch is decided as in Keras; a shuffled order is anothe
 """
 
 import math
-from typing import NamedTuple
 
 import keras
 import numpy as np
 
-from keras_lt.objectives.batches import make_dataset
-from keras_lt.objectives.random_numbers import resolve_seed
+from keras_lt.backend import array_dataset
 
 _USUAL_BATCH_SIZE = 32
 
@@ -67,21 +65,8 @@ def _part(data, rows):
 
 def _dataset(data, batch_size, shuffle=False):
     data = tuple(part for part in data if part is not None)
-    data = keras.tree.map_structure(_in_dtype_of_keras, data)
-    leaves = keras.tree.flatten(data)
-    rows = _Rows(len(leaves[0]), sum(leaf[0].size for leaf in leaves))
-    return make_dataset(rows, data, batch_size, resolve_seed(None) if shuffle else None, shuffle=shuffle)
+    return array_dataset(keras.tree.map_structure(_in_dtype_of_keras, data), batch_size, shuffle)
 
 
 def _in_dtype_of_keras(array):
     return array.astype(keras.config.floatx(), copy=False) if array.dtype.kind == "f" else array
-
-
-class _Rows(NamedTuple):
-    """The cutter of `make_dataset` for arrays."""
-
-    num_rows: int
-    row_size: int
-
-    def cut(self, data, numbers, key, arrays):
-        return keras.tree.map_structure(lambda array: arrays.take(array, numbers), data)

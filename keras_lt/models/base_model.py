@@ -40,10 +40,10 @@ class BaseModel(QuantizableMixin, keras.Model):
             metrics: As in Keras.
             weighted_metrics: As in Keras; `"auto"` is what fits the model: `[Perplexity()]` for a language model.
             run_eagerly: As in Keras.
-            steps_per_execution: Number of batches a compiled call runs; on TensorFlow with XLA, and on JAX, in one
-                program. Defaults to `"auto"`: in `fit` as many as take about half a second, up to 16, unless a
-                callback looks at single batches, the number of batches is not known, or several devices share the
-                work; 1 elsewhere.
+            steps_per_execution: Number of batches a compiled call runs; with XLA on TensorFlow, and on JAX, in one
+                program. Defaults to `"auto"`: for a language model as many as take about half a second, up to 16,
+                unless a callback looks at single batches, the number of batches is not known, or several devices share
+                the work; 1 elsewhere.
             jit_compile: Whether XLA compiles the steps. Defaults to `"auto"`: for a language model on TensorFlow yes,
                 unless a strategy has several replicas; else Keras decides.
             auto_scale_loss: As in Keras.
@@ -90,14 +90,12 @@ class BaseModel(QuantizableMixin, keras.Model):
         # Not in the first step: should that fail, TensorFlow would let no later one make the optimizer's variables.
         self._build_optimizer()
         steps = self.steps_per_execution
-        is_automatic = self._steps_per_execution_asked == "auto"
-        if is_automatic:
+        if self._steps_per_execution_asked == "auto":
             # Validation is not grouped, and Keras would unroll a loop for `predict`.
             self.steps_per_execution = 1
         known = None if force else self.train_function
         if not isinstance(known, GroupedTrainFunction) or known.size < steps:
-            # Without XLA, Keras's own loop takes the numbers that are asked for, and needs no room for batches.
-            if steps == 1 or not can_group(self) or not (is_automatic or self.jit_compile):
+            if steps == 1 or not can_group(self):
                 return super().make_train_function(force)
             self.train_function = GroupedTrainFunction(self, steps)
         self.train_function.begin(steps, self._steps_per_epoch)

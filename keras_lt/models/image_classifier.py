@@ -3,7 +3,7 @@ import math
 import keras
 from keras import activations, layers, ops
 
-from keras_lt.backend import check_positive_integer, has_accelerator
+from keras_lt.backend import check_positive_integer
 from keras_lt.layers.residual_block import DATA_FORMATS
 from keras_lt.models.base_model import BaseModel
 from keras_lt.ops import is_id, nan_unless, scale_pixels, to_channels_last
@@ -201,18 +201,6 @@ class ImageClassifier(BaseModel):
 
     def _is_half(self):
         return self.compute_dtype in ("float16", "bfloat16")
-
-    def _products_per_row(self, shape):
-        # XLA's convolutions on a CPU, slow by themselves, are slower still within a loop.
-        if (self.jit_compile and not has_accelerator()) or len(shape) != 3 or None in shape:
-            return None
-        if not self.built:
-            self.build((None, *shape))
-        products, shape = 0, (None, *self.image_size)
-        for layer in getattr(self, "feature_layers", ()):
-            shape = layer.compute_output_shape(shape)
-            products += layer.count_params() * math.prod(shape[1:-1])
-        return products
 
     def _auto_loss(self):
         return keras.losses.SparseCategoricalCrossentropy(from_logits=self.classifier_activation is None)

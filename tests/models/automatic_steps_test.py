@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from keras_lt.backend import GroupedTrainFunction
-from keras_lt.models import HighwayNetwork, LeNet, LittleTransformer, ResNet
+from keras_lt.models import LeNet, LittleTransformer
 from keras_lt.models.automatic_steps import automatic_steps
-from testing import BACKEND, needs_tensorflow
+from testing import BACKEND
 
 
 def products(shape):
@@ -24,9 +24,8 @@ def test_arrays():
     assert automatic_steps(products, {"token_ids": X, "padding_mask": X}, validation_split=0.5) == 10
 
 
-@pytest.mark.parametrize(("number", "expected"), [(1e9, 1), (4e8, 1), (2e8, 2), (5e7, 8)])
+@pytest.mark.parametrize(("number", "expected"), [(1e9, 1), (4e8, 1), (2e8, 2), (5e7, 6)])
 def test_a_group_takes_half_a_second(number, expected):
-    assert automatic_steps(lambda shape: number, X, steps_per_epoch=600, batch_size=32) in (expected, 1)
     assert automatic_steps(lambda shape: number, np.zeros((32 * 60, 7)), batch_size=32) == expected
 
 
@@ -108,29 +107,14 @@ def grouped(model, x, y, **arguments):
 
 
 def test_models():
-    """Language models are grouped where there are programs, images where convolutions stay out of them."""
+    """Language models are grouped where there are programs of XLA; images are not."""
     small = LittleTransformer(11, 5, num_layers=1, num_heads=2, hidden_dim=8)
     ids = np.zeros((16, 5), "int32")
     assert grouped(small, ids, ids) == (BACKEND != "torch")
     assert small.steps_per_execution == 1
+    assert not grouped(small, ids, ids, jit_compile=False)
     images, labels = np.zeros((16, 12, 12, 1), "float32"), np.zeros(16, "int32")
-    assert grouped(LeNet(3, (2, 2), 3, hidden_units=(4,)), images, labels) == (BACKEND == "tensorflow")
-
-
-@needs_tensorflow
-def test_models_of_images():
-    images, labels = np.zeros((16, 12, 12, 1), "float32"), np.zeros(16, "int32")
-    assert grouped(HighwayNetwork(3, 1, 8, image_shape=(12, 12, 1)), images, labels)
-    assert not grouped(ResNet(3, (1, 1), (2, 2)), images, labels)
-    assert not grouped(LeNet(3, (2, 2), 3, hidden_units=(4,)), images, labels, jit_compile=True)
-
-
-def test_products_of_lenet():
-    """The multiplications of LeNet-5 by hand: 24 * 24 * (25 + 1) * 6, and so on, biases counted too."""
-    model = LeNet(10, (6, 16), 5, hidden_units=(120, 84), image_shape=(28, 28, 1))
-    model.compile(jit_compile=False)
-    expected = 24 * 24 * 26 * 6 + 8 * 8 * (150 + 1) * 16 + 257 * 120 + 121 * 84
-    assert model._products_per_row((28, 28, 1)) == expected
+    assert not grouped(LeNet(3, (2, 2), 3, hidden_units=(4,)), images, labels)
 
 
 def test_what_auto_meant_is_not_saved(tmp_path):
