@@ -8,7 +8,8 @@ def can_group(model):
     """Whether the training steps of a compiled model can be run in groups, as `GroupedTrainFunction` does it.
 
     Not where no program of XLA runs them (where Keras's own loop takes as little time), where a strategy or a
-    distribution has a say, or where the model has a `train_step` of its own, whose results nobody knows.
+    distribution has a say, or where a class of the user's has a `train_step` or `compute_metrics` of its own, whose
+    results would be lost: only what the metrics hold comes out of a group.
 
     Args:
         model: `keras.Model` that has been compiled.
@@ -16,7 +17,9 @@ def can_group(model):
     Returns:
         A boolean.
     """
-    if model.run_eagerly or not model.jit_compile or type(model).train_step is not keras.Model.train_step:
+    methods = (type(model).train_step, type(model).compute_metrics)
+    is_known = all(method.__module__.split(".")[0] in ("keras", "keras_lt") for method in methods)
+    if model.run_eagerly or not model.jit_compile or not is_known:
         return False
     backend = keras.backend.backend()
     if backend == "tensorflow":

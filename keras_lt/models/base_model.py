@@ -4,7 +4,12 @@ import inspect
 
 import keras
 
-from keras_lt.backend import GroupedTrainFunction, can_group, is_single_tensorflow_device
+from keras_lt.backend import (
+    GroupedTrainFunction,
+    can_group,
+    check_positive_integer,
+    is_single_tensorflow_device,
+)
 from keras_lt.layers.composite_layer import QuantizableMixin
 from keras_lt.models.array_batches import with_array_batches
 from keras_lt.models.automatic_steps import automatic_steps
@@ -48,6 +53,8 @@ class BaseModel(QuantizableMixin, keras.Model):
                 unless a strategy has several replicas; else Keras decides.
             auto_scale_loss: As in Keras.
         """
+        if steps_per_execution != "auto":
+            check_positive_integer("steps_per_execution", steps_per_execution)
         self._jit_compile_asked = jit_compile
         self._steps_per_execution_asked = steps_per_execution
         optimizer = SmoothedRMS() if optimizer == "auto" else keras.optimizers.get(optimizer)

@@ -234,14 +234,20 @@ def test_where_steps_are_not_grouped():
         def train_step(self, *arguments):
             return super().train_step(*arguments)
 
-    for make, arguments in ((OwnStep, {}), (HighwayNetwork, {"run_eagerly": True})):
+    class OwnMetrics(HighwayNetwork):
+        def compute_metrics(self, *arguments, **keywords):
+            return {**super().compute_metrics(*arguments, **keywords), "mine": keras.ops.convert_to_tensor(3.0)}
+
+    compiled = {"jit_compile": True}
+    for make, arguments in ((OwnStep, compiled), (OwnMetrics, compiled), (HighwayNetwork, {"run_eagerly": True})):
         model = make(CLASSES, 1, 6)
         model.compile(steps_per_execution=4, **arguments)
         assert not can_group(model)
         x, y = images(8)
-        model.fit(x, y, batch_size=2, verbose=0)
+        history = model.fit(x, y, batch_size=2, verbose=0).history
         assert not isinstance(model.train_function, GroupedTrainFunction)
         assert int(model.optimizer.iterations) == 4
+        assert history.get("mine") == ([3.0] if make is OwnMetrics else None)
 
 
 @needs_tensorflow

@@ -124,3 +124,10 @@ def test_what_auto_meant_is_not_saved(tmp_path):
     model.compile(steps_per_execution=3)
     model.save(tmp_path / "model.keras")
     assert keras.saving.load_model(tmp_path / "model.keras").steps_per_execution == 3
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, "many"])
+def test_wrong_numbers(steps):
+    model = LittleTransformer(11, 5, num_layers=1, num_heads=2, hidden_dim=8)
+    with pytest.raises(ValueError, match="`steps_per_execution` must be a positive integer"):
+        model.compile(steps_per_execution=steps)
