@@ -1,9 +1,8 @@
 """Train a character-level LittleTransformer on a text; the same command goes on where an earlier run stopped.
 
-python examples/train_text.py                                 # S3's model, two minutes on two CPU cores
-python examples/train_text.py --preset quick --steps 900      # as good as a larger one, in ten seconds
-python examples/train_text.py --preset nanogpt-cpu --steps 2000
-python examples/train_text.py --data my_text.txt --steps 500
+python examples/train_text.py                                 # S3's model, a minute on two CPU cores
+python examples/train_text.py --preset quick --steps 900      # nearly as good, in a quarter of the time
+python examples/train_text.py --data my_text.txt --preset nanogpt-cpu --steps 2000
 """
 
 import argparse

@@ -1,6 +1,5 @@
 import contextlib
 import functools
-import inspect
 
 import keras
 
@@ -74,20 +73,36 @@ class BaseModel(QuantizableMixin, keras.Model):
         )
 
     @functools.wraps(keras.Model.fit)
-    def fit(self, *args, **kwargs):
-        given = dict(inspect.signature(keras.Model.fit).bind(self, *args, **kwargs).arguments)
-        given.pop("self")
+    def fit(
+        self,
+        x=None,
+        y=None,
+        batch_size=None,
+        epochs=1,
+        verbose="auto",
+        callbacks=None,
+        validation_split=0.0,
+        validation_data=None,
+        shuffle=True,
+        class_weight=None,
+        sample_weight=None,
+        initial_epoch=0,
+        steps_per_epoch=None,
+        **kwargs,
+    ):
+        data = {"x": x, "batch_size": batch_size, "validation_split": validation_split}
+        data["steps_per_epoch"] = steps_per_epoch
         is_automatic = self.compiled and self._steps_per_execution_asked == "auto"
         if is_automatic and can_group(self):
-            read = ("x", "batch_size", "callbacks", "steps_per_epoch", "validation_split")
-            known = {name: given[name] for name in read if name in given}
-            self.steps_per_execution = automatic_steps(self._products_per_row, **known)
-        limits = [steps for steps in (given.get("steps_per_epoch"), keras.config.max_steps_per_epoch()) if steps]
+            self.steps_per_execution = automatic_steps(self._products_per_row, callbacks=callbacks, **data)
+        limits = [steps for steps in (steps_per_epoch, keras.config.max_steps_per_epoch()) if steps]
         self._steps_per_epoch = min(limits, default=None)
+        data.update(y=y, sample_weight=sample_weight, class_weight=class_weight, shuffle=shuffle, **kwargs)
+        data["validation_data"] = validation_data
         if is_single_tensorflow_device():
-            given = with_array_batches(given)
+            data = with_array_batches(data)
         try:
-            return super().fit(**given)
+            return super().fit(epochs=epochs, verbose=verbose, callbacks=callbacks, initial_epoch=initial_epoch, **data)
         finally:
             self._steps_per_epoch = None
             if is_automatic:
