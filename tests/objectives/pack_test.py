@@ -107,7 +107,8 @@ def test_a_model_reads_each_document_as_if_alone(position):
         alone[number, : len(part)] = part
     rows = to_numpy(model(alone))
     expected = np.concatenate([row[: len(part)] for row, part in zip(rows, parts, strict=True)])
-    np.testing.assert_allclose(logits[weight == 1], expected, rtol=0, atol=2e-5)
+    # The second decoding law's bound: in another place sums round differently, and doubled weights enlarge that.
+    np.testing.assert_allclose(logits[weight == 1], expected, rtol=0, atol=1e-4)
     crossing = to_numpy(model(x["token_ids"]))[weight == 1]
     assert np.abs(crossing - expected).max() > 0.1
 
