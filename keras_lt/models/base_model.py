@@ -99,9 +99,9 @@ class BaseModel(QuantizableMixin, keras.Model):
         self._steps_per_epoch = min(limits, default=None)
         data.update(y=y, sample_weight=sample_weight, class_weight=class_weight, shuffle=shuffle, **kwargs)
         data["validation_data"] = validation_data
-        if is_single_tensorflow_device():
-            data = with_array_batches(data)
         try:
+            if is_single_tensorflow_device():
+                data = with_array_batches(data)
             return super().fit(epochs=epochs, verbose=verbose, callbacks=callbacks, initial_epoch=initial_epoch, **data)
         finally:
             self._steps_per_epoch = None

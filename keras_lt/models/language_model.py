@@ -63,7 +63,7 @@ class LanguageModel(BaseModel):
         return [Perplexity()]
 
     def _products_per_row(self, shape):
-        length = shape[0] or getattr(self, "max_sequence_length", None) or _USUAL_LENGTH
+        length = (shape[0] if shape else None) or getattr(self, "max_sequence_length", None) or _USUAL_LENGTH
         return self.count_params() * length
 
     def _auto_jit_compile(self):

@@ -131,3 +131,10 @@ def test_wrong_numbers(steps):
     model = LittleTransformer(11, 5, num_layers=1, num_heads=2, hidden_dim=8)
     with pytest.raises(ValueError, match="`steps_per_execution` must be a positive integer"):
         model.compile(steps_per_execution=steps)
+
+
+def test_ids_without_rows_get_the_models_own_error():
+    model = LittleTransformer(11, 5, num_layers=1, num_heads=2, hidden_dim=8)
+    model.compile()
+    with pytest.raises(ValueError, match=r"`token_ids` must have the shape \(B, T\)"):
+        model.fit(np.zeros(40, "int32"), np.zeros(40, "int32"), verbose=0)
